@@ -10,12 +10,10 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-Kind = Literal["stream", "file", "end", "age"]
+Kind = Literal["stream", "age"]
 
 KINDS: Final[dict[Kind, str]] = {
     "stream": "one stream cannot be read, and was set aside",
-    "file": "the file is malformed: what can be read of it was saved",
-    "end": "the latest commits are missing, because the write-ahead log was cut",
     "age": "the file is older than the one that was there",
 }
 

@@ -7,16 +7,14 @@ not wait for a lease to run out.
 What `open` and `read` do about damage
     The file is gone or empty, but the lock file has an epoch or a WAL exists: refuse to open.
     A later version of Plait or another program has written the file: refuse to open.
-    SQLite's integrity check fails: set the file aside, and write what can be read of it to a new file.
-    The WAL is shorter than its index says, or the epoch is lower than in the lock file: log it and go on, because the
-        file still has a prefix of what was written.
+    SQLite's integrity check fails: refuse to open, and leave the file as it is.
+    The epoch is lower than in the lock file: log it and go on, because the file has a prefix of what was written.
     A stream's checksums fail: return that stream with its problem, and all others as usual.
 """
 
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cache
@@ -33,10 +31,10 @@ from plait.gateway.store.event_log import (
     LeaseLostError,
     StoredStream,
     StoreError,
+    StoreVersionError,
     StreamKey,
 )
 from plait.gateway.store.file_place import check_place, make_file, make_folder
-from plait.gateway.store.saved_file import SavedFile
 from plait.gateway.store.sqlite_schema import MIGRATIONS, Migration, Schema, transaction
 from plait.gateway.store.sqlite_streams import (
     EVENTS_BITS,
@@ -45,13 +43,11 @@ from plait.gateway.store.sqlite_streams import (
     event_ids,
     last_stream,
     numbered_streams,
-    readable_streams,
     row_of,
     stream_of,
     text_of,
 )
 from plait.gateway.store.store_lock import StoreLock
-from plait.gateway.store.wal_index import committed_frames
 
 AT_ONCE: Final = 64
 """Up to this many events are one INSERT statement without BEGIN and COMMIT, in four fifths of the time."""
@@ -85,10 +81,8 @@ class SqliteKeeper:
         self._schema = Schema(path, version, migrations)
         self._epoch = 0
         self._lock = StoreLock(path)
-        self._saved_file = SavedFile(path)
         self._streams: dict[StreamKey, tuple[int, int]] = {}  # the stream's number, and the number of its events
         self._next_stream = 1
-        self._saved_in_part: list[StoredStream] = []  # streams of a malformed file that lack events
         self._has_deleted = False
         self._database: sqlite3.Connection | None = None
 
@@ -101,43 +95,38 @@ class SqliteKeeper:
         gone = self._gone()
         if gone is not None:
             raise ValueError(gone)
-        with suppress(*SQLITE_ERRORS, CorruptStoreError, OSError):  # `open` handles a malformed file
+        with suppress(StoreError, OSError):  # `open` says what is malformed: the WAL may have what the file lacks
             if self.path.exists() and self.path.stat().st_size:
                 uri = f"{self.path.absolute().as_uri()}?immutable=1"  # without it SQLite rebuilds the index of the WAL
-                with closing(sqlite3.connect(uri, uri=True)) as database:
+                with closing(sqlite3.connect(uri, uri=True)) as database, _translated(self.path):
                     database.text_factory = text_of
                     self._schema.check(database)
 
     def open(self) -> int:
-        """Take the lease and migrate the schema. Replaces a malformed file by what can be read of it."""
+        """Take the lease and migrate the schema."""
         with _translated(self.path):
             make_folder(self.path)
             self._lock.take()
-            if self._is_half_saved:
-                log.error("the store was malformed: what was saved of it takes its place", file=str(self.path))
-                self._saved_file.replace(self._aside())
             gone = self._gone()
             if gone is not None:
                 raise StoreError(gone)
             make_file(self.path)
-        frames = committed_frames(self.path)  # before SQLite opens the file, which rebuilds the index
         try:
-            self._connect(self.path, frames)
-        except (*SQLITE_ERRORS, CorruptStoreError) as error:
-            if not _is_corrupt(error):
-                self._disconnect()
-                raise StoreError(f"{self.path}: {error}") from error
-            self._save(error)
+            with _translated(self.path):
+                self._connect()
+        except (StoreError, StoreVersionError):
+            self._disconnect()
+            raise
         return self._epoch
 
     def read(self) -> Iterator[StoredStream]:
-        try:
-            streams = self._read()
-        except CorruptStoreError as error:
-            self._save(error)
-            streams = self._read()
-        in_part, self._saved_in_part = self._saved_in_part, []
-        return iter(in_part + streams)
+        streams = []
+        with _translated(self.path):
+            for number, key in numbered_streams(self._opened):
+                stream = stream_of(self._opened, number, key)
+                self._streams[key] = number, len(stream.events)
+                streams.append(stream)
+        return iter(streams)
 
     def stream(self, key: StreamKey) -> StoredStream:
         known = self._streams.get(key)
@@ -179,14 +168,6 @@ class SqliteKeeper:
         self._lock.release()
 
     @property
-    def _is_half_saved(self) -> bool:
-        """Whether a crash has interrupted the replacement of a malformed file.
-
-        Without an epoch in the lock file, the operator has removed it to begin with an empty store.
-        """
-        return bool(self._lock.epoch) and self._saved_file.is_left
-
-    @property
     def _opened(self) -> sqlite3.Connection:
         assert self._database is not None, "it is opened first"
         return self._database
@@ -194,7 +175,7 @@ class SqliteKeeper:
     def _gone(self) -> str | None:
         """The error if a store has vanished. None if there is one, or there never was."""
         wal = Path(f"{self.path}-wal")
-        if (self.path.exists() and self.path.stat().st_size) or self._is_half_saved:
+        if self.path.exists() and self.path.stat().st_size:
             return None
         if not self._lock.epoch and not (wal.exists() and wal.stat().st_size):
             return None
@@ -204,9 +185,9 @@ class SqliteKeeper:
             f"{self._lock.file} and {wal.name} to begin without them"
         )
 
-    def _connect(self, file: Path, frames: int = 0, saved: Sequence[Change] = ()) -> None:
-        """Open the file, whose WAL must have `frames`. Takes the lease and writes `saved` events in one commit."""
-        database = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    def _connect(self) -> None:
+        """Open the file and take the lease."""
+        database = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         self._database = database
         database.text_factory = text_of
         database.execute("PRAGMA secure_delete = ON")
@@ -215,16 +196,12 @@ class SqliteKeeper:
         self._schema.check(database)
         found = database.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if found != "ok":
-            raise CorruptStoreError(found)
-        self._look_for_end(database, frames)
+            raise CorruptStoreError(" ".join(found.split()))
         self._schema.migrate(database)
         self._streams.clear()
         self._next_stream = 1 + last_stream(database)
         with transaction(database):
             self._take_lease(database)
-            if saved:
-                rows = [self._row(database, change, {}) for change in saved]
-                database.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?)", rows)
         database.execute("PRAGMA wal_checkpoint")  # first: from `note` on, an empty file counts as a lost store
         self._lock.note(self._epoch)
 
@@ -241,59 +218,6 @@ class SqliteKeeper:
         lease = self._owner, self._epoch, self._version
         database.execute("INSERT OR REPLACE INTO leases VALUES (?, ?, NULL, ?)", lease)
         database.execute("UPDATE streams SET owner = ?, epoch = ?", (self._owner, self._epoch))
-
-    def _look_for_end(self, database: sqlite3.Connection, frames: int) -> None:
-        """Log it if the WAL lacks commits, and keep a copy of the WAL for an operator."""
-        _, found, _ = database.execute("PRAGMA wal_checkpoint").fetchone()
-        if frames <= max(found, 0):
-            return
-        self._damage.found("end")
-        wal, aside = Path(f"{self.path}-wal"), Path(f"{self._aside()}-wal")
-        make_file(aside)
-        aside.write_bytes(wal.read_bytes())
-        log.error(
-            "the end of the store is missing: its write-ahead log is gone, was cut, or was changed",
-            file=str(wal), pages=frames, pages_found=found, kept_as=str(aside),
-        )  # fmt: skip
-
-    def _save(self, problem: Exception) -> None:
-        """Replace a malformed file by a new one with what can be read of it, and keep the malformed file aside.
-
-        After a crash before the new file is whole, the next process begins again; after a later crash, its `open`
-        finishes the replacement.
-        """
-        self._disconnect()
-        aside, fresh = self._aside(), self._saved_file.path
-        self._damage.found("file")
-        log.error(
-            "the store is malformed: it is set aside, and what can be read is saved",
-            file=str(self.path), kept_as=str(aside), problem=str(problem), hint=f"sqlite3 {aside} .recover",
-        )  # fmt: skip
-        with _translated(self.path):
-            with closing(sqlite3.connect(self.path)) as malformed:
-                malformed.text_factory = text_of
-                streams = readable_streams(malformed)
-            whole = [stream for stream in streams if stream.problem is None]
-            self._saved_file.begin()
-            self._connect(fresh, saved=[event for stream in whole for event in stream.events])
-            self._disconnect()
-            self._saved_file.replace(aside)
-            self._connect(self.path)
-        self._saved_in_part = [stream for stream in streams if stream.problem is not None]
-        log.error("streams saved from a malformed store", whole=len(whole), in_part=len(self._saved_in_part))
-
-    def _aside(self) -> Path:
-        """The name for a copy of the present file."""
-        return Path(f"{self.path}.corrupt-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
-
-    def _read(self) -> list[StoredStream]:
-        streams = []
-        with _translated(self.path):
-            for number, key in numbered_streams(self._opened):
-                stream = stream_of(self._opened, number, key)
-                self._streams[key] = number, len(stream.events)
-                streams.append(stream)
-        return streams
 
     def _disconnect(self) -> None:
         if self._database is not None:
@@ -368,9 +292,13 @@ def _translated(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StoreError(f"{path}: {error.strerror}") from error
-    except SQLITE_ERRORS as error:
-        kind = CorruptStoreError if _is_corrupt(error) else StoreError
-        raise kind(f"{path}: {error}") from error
+    except (*SQLITE_ERRORS, CorruptStoreError) as error:
+        if not _is_corrupt(error):
+            raise StoreError(f"{path}: {error}") from error
+        raise CorruptStoreError(
+            f"{path} is malformed ({error}) and is left as it is: put a copy back, see what `sqlite3 {path} .recover` "
+            f"finds, or move it away with {path}.lock to begin without its sessions"
+        ) from error
 
 
 def _is_corrupt(error: Exception) -> bool:

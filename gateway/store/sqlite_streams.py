@@ -61,27 +61,6 @@ def last_stream(database: sqlite3.Connection) -> int:
     return max(int(stream), int(event) >> EVENTS_BITS)
 
 
-def readable_streams(database: sqlite3.Connection) -> list[StoredStream]:
-    """What can be read of a malformed file. A stream that can be read in part has a problem.
-
-    Each table is read from both ends, up to the first damaged page.
-    """
-    known = dict[int, StreamKey]()
-    for order in ("ORDER BY stream", "ORDER BY stream DESC", "ORDER BY kind, tenant, name"):  # the last has an index
-        rows, problem = _rows_until_problem(database, f"{_STREAMS} {order}")
-        known |= {stream: StreamKey(*map(str, names)) for stream, *names in rows}
-        if problem is None:
-            break
-    streams = []
-    for stream, key in sorted(known.items()):
-        rows, problem = _rows_until_problem(database, f"{_EVENTS} ORDER BY event", event_ids(stream))
-        if problem is not None:
-            rows += reversed(_rows_until_problem(database, f"{_EVENTS} ORDER BY event DESC", event_ids(stream))[0])
-        found = _checked(stream, key, rows)
-        streams.append(found if problem is None else found._replace(problem=problem))
-    return streams
-
-
 def text_of(data: bytes) -> str:
     """Decodes a text of the database, even if a byte of it is damaged."""
     return data.decode(errors="replace")
@@ -122,16 +101,3 @@ def _streams_with_events(database: sqlite3.Connection) -> Iterator[int]:
             return
         stream = event >> EVENTS_BITS
         yield stream
-
-
-def _rows_until_problem(
-    database: sqlite3.Connection, asked: str, values: Sequence[int] = ()
-) -> tuple[list[tuple[Any, ...]], str | None]:
-    """The rows before the first one that cannot be read, and the error of that one."""
-    rows = list[tuple[Any, ...]]()
-    try:
-        for row in database.execute(asked, values):
-            rows.append(row)
-    except SQLITE_ERRORS as error:
-        return rows, str(error)
-    return rows, None

@@ -148,13 +148,15 @@ def test_a_full_disk_is_no_corruption_and_may_have_room_again(path: Path, keeper
     assert reopened(path) == {ONE: [b"a", b"b"]}
 
 
-def test_a_file_that_is_no_database_is_set_aside_and_kept(path: Path) -> None:
+def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
     path.parent.mkdir(mode=0o700)
     path.write_bytes(b"no database, but somebody's text " * 100)
     path.chmod(0o600)
-    assert reopened(path) == {}
-    (aside,) = path.parent.glob("*.corrupt-*")
-    assert aside.read_bytes().startswith(b"no database")
+    keeper = SqliteKeeper(path)
+    keeper.check()
+    with pytest.raises(CorruptStoreError, match="file is not a database"):
+        keeper.open()
+    assert path.read_bytes().startswith(b"no database")
 
 
 def test_an_older_schema_is_brought_forward_and_a_newer_one_is_refused(path: Path, keeper: SqliteKeeper) -> None:

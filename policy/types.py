@@ -101,6 +101,8 @@ class Call(NamedTuple):
     """Zero: the times of `slo` count from here."""
     choices: int = 1
     """How many answers the client asks for (OpenAI's `n`)."""
+    tokens: Sequence[int] = ()
+    """The prompt, where its tokens are known exactly."""
 
     @property
     def due_s(self) -> float:
@@ -233,6 +235,10 @@ class Placement(NamedTuple):
     @property
     def rule(self) -> str | None:
         return None if self.compared is None else self.compared.rule
+
+    def finding(self, cached_tokens: int, prompt_tokens: int) -> Placement:
+        """The placement, if so much of the prompt is found."""
+        return self._replace(cached_tokens=cached_tokens, missed_tokens=prompt_tokens - cached_tokens)
 
     def margin(self) -> Margin:
         cost, compared = self.cost, self.compared

@@ -149,7 +149,7 @@ class EngineEnds(Generic[K]):
         """The part of a report. `journal` tells whether it has to be a snapshot."""
         _, opened, closed = self.journal.since(cursor)
         runs = [(run.hashes[-1], len(run.hashes)) for run in opened]
-        return HitEnds(self.align_tokens, self.interval_tokens, runs, closed)
+        return HitEnds(self.align_tokens, self.interval_tokens, runs, [], closed)
 
     def _add(  # noqa: PLR0917 - the fields of a note
         self,

@@ -89,7 +89,7 @@ class LowerTier(msgspec.Struct, frozen=True):
 class HitEnds(msgspec.Struct, frozen=True):
     """Where a prefix hit can end, on an engine whose layers with windows or states keep what it needs at some places.
 
-    An end inside a tree block counts for the block before.
+    An end inside a tree block is named by the `whole_hash` of all tokens before it.
     """
 
     align_tokens: int
@@ -100,8 +100,10 @@ class HitEnds(msgspec.Struct, frozen=True):
     """
     opened: list[tuple[BlockHash, int]] = []
     """(last, n): a hit can end after each of the n consecutive tree blocks up to the `last`."""
+    inside: list[tuple[BlockHash, int, BlockHash]] = []
+    """(tree block before, tokens after it, name) of the ends inside blocks."""
     closed: list[BlockHash] = []
-    """Tree blocks still stored after which a hit can no longer end."""
+    """Names of ends inside blocks, and tree blocks still stored, at which a hit can no longer end."""
 
 
 class OutstandingCall(msgspec.Struct, frozen=True, array_like=True):
@@ -298,6 +300,7 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
             0 < ends.align_tokens <= MAX_TOKENS
             and 0 <= ends.interval_tokens <= MAX_TOKENS
             and all(0 < blocks <= MAX_BLOCKS for _, blocks in ends.opened)
+            and all(0 < tokens < self.granularity_tokens for _, tokens, _ in ends.inside)
         )
 
     @property

@@ -378,6 +378,7 @@ class CallReader:
             slo=annotations.slo, objective=annotations.objective, priority=annotations.priority, output_limit=limit,
             streamed=bool(request.stream), prompt_hash=prompt.whole_hash if is_told else None,
             session=session, has_grammar=request.has_grammar, arrived_s=incoming.arrived_s, choices=prompts * choices,
+            tokens=prompt.prompts[0] if is_told else (),
         )  # fmt: skip
         takes_ids = is_exact and not (isinstance(request, CompletionRequest) and request.echo)
         ids = prompt.prompts if takes_ids else None

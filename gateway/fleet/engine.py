@@ -6,7 +6,7 @@ three things together: the view (work and residency), the cache (expected and co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from math import inf
@@ -21,6 +21,7 @@ from plait.gateway.fleet.health import Health, HealthState, Offer
 from plait.gateway.fleet.tokenizer_agreement import Agreement
 from plait.policy.costs.engine_view import EngineView, sent_calls
 from plait.policy.costs.prefill_queue import Prefill
+from plait.policy.prefix.learned_cache import Reach
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.types import Call, Placement
 
@@ -170,19 +171,14 @@ class FleetEngine:
         self, call: Call, placement: Placement, tree: PrefixTree, now_s: float, *, waits: bool, tenant: str
     ) -> Booking:
         """Expect the prompt's blocks, and count the call's work. If it `waits`, `send` follows."""
-        view, missed_tokens = self.view, placement.missed_tokens
-        reach = None
-        if not self.cache.reports and not self.cache.learned.is_sure:
-            reach = view.tiers.lowest.reach(tree.match(call.block_hashes))
-            cached_tokens = min(call.cacheable_blocks, self.cache.learned.expected(reach)) * call.block_tokens
-            missed_tokens = call.prompt_tokens - cached_tokens
-            placement = placement._replace(cached_tokens=cached_tokens, missed_tokens=missed_tokens)
+        view, reach, left, ends = self.view, None, None, self.view.residency.ends
+        if ends is not None or not (self.cache.reports or self.cache.learned.is_sure):
+            placement, reach, left = self._predicted(call, placement, tree)
+        missed_tokens = placement.missed_tokens
         leaf = tree.insert(call.block_hashes)
         if view.tiers.views:
             placement = view.tiers.expect(placement, leaf, call.block_tokens, is_booked=False)
         leaf.use(now_s)
-        ends = view.residency.ends
-        left = 0 if ends is None else ends.left_by(leaf, call.prompt_tokens, call.block_tokens)
         view.residency.book(leaf, waits=waits)
         if reach is not None:
             view.tiers.lowest.mark(leaf, reach.anywhere, 1, leaf.end_blocks)
@@ -202,8 +198,8 @@ class FleetEngine:
         booking = Booking(
             call, placement, leaf, entry, context_tokens, now_s, taken_tokens, number, prefill, reach, answer_s, state
         )
-        if ends is not None:
-            ends.expect(leaf, left, booking.computed_at_s)
+        if ends is not None and left is not None:
+            ends.expect(leaf, left, call.tokens, booking.computed_at_s)
         if call.slo is not None and self._misses_tpot(call):
             booking.tpot_is_missed, booking.placement = True, placement._replace(meets_slo=False)
         view.begin(context_tokens, prefill, None if waits else now_s)
@@ -214,6 +210,21 @@ class FleetEngine:
             if view.tiers.views:
                 view.tiers.send(placement, now_s)
         return booking
+
+    def _predicted(
+        self, call: Call, placement: Placement, tree: PrefixTree
+    ) -> tuple[Placement, Reach | None, Collection[int] | None]:
+        """(the placement with the hit that is expected, not all leading blocks; what an estimated cache has of the
+        prompt; the ends that the call will leave).
+        """
+        path, ends = tree.match(call.block_hashes), self.view.residency.ends
+        if ends is None:
+            reach = self.view.tiers.lowest.reach(path)
+            found_tokens = min(call.cacheable_blocks, self.cache.learned.expected(reach)) * call.block_tokens
+            return placement.finding(found_tokens, call.prompt_tokens), reach, None
+        hit = ends.hit(path, call.prompt_tokens, call.tokens)
+        left = ends.rule.left_by(call.prompt_tokens, hit.leading_tokens)
+        return placement.finding(hit.tokens, call.prompt_tokens), None, left
 
     def _misses_tpot(self, call: Call) -> bool:
         """Whether no iteration here is as short as the promised TPOT."""
@@ -241,6 +252,9 @@ class FleetEngine:
         """How many tokens of a waiting call's prompt will be cached once the prompts before it are computed."""
         if not self.cache.reports and not self.cache.learned.is_sure:  # nodes may end where only this call left them
             return booking.placement.cached_tokens
+        ends, call = self.view.residency.ends, booking.call
+        if ends is not None:
+            return ends.hit(booking.leaf.segments(), call.prompt_tokens, call.tokens, sent=True).tokens
         blocks = self.view.tiers.ready_blocks(booking.call, booking.leaf, self.view.cost_model, now_s)
         return blocks * booking.call.block_tokens
 
@@ -250,7 +264,7 @@ class FleetEngine:
         if cached_tokens == booking.placement.cached_tokens:
             return
         tokens = call.prompt_tokens - cached_tokens
-        booking.placement = booking.placement._replace(cached_tokens=cached_tokens, missed_tokens=tokens)
+        booking.placement = booking.placement.finding(cached_tokens, call.prompt_tokens)
         before, attention_s = booking.prefill, costs.added_s(tokens, cached_tokens)[1]
         time_s, is_small = costs.prefill_time_s(tokens, cached_tokens), self.view.is_small(tokens, cached_tokens)
         computed = replace(before, tokens=tokens, time_s=time_s, attention_s=attention_s)

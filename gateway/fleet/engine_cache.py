@@ -278,13 +278,15 @@ class EngineCache:
         if state.snapshot or state.epoch != self.epoch:
             residency.clear()
         runs, told = [(run.parent, run.hashes) for run in state.stored], state.ends
-        residency.use_rule(None if told is None else EndRule(told.align_tokens, told.interval_tokens))
+        residency.use_rule(
+            None if told is None else EndRule(told.align_tokens, told.interval_tokens, self.block_tokens)
+        )
         if state.tiers:
             self._take_tiers(state, runs)
         else:
             residency.resident.apply(state.removed, runs)
         if told is not None and residency.ends is not None:
-            residency.ends.apply(told.opened, told.closed, residency.resident.finder())
+            residency.ends.apply(told.opened, told.inside, told.closed, residency.resident.finder())
             residency.ends.confirm(requested_s)
         self.reports, self.epoch, self.cursor = True, state.epoch, state.cursor
         self.view.free_tokens = free_tokens = float(self._tokens(state, state.kv.free_blocks))

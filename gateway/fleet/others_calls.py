@@ -83,7 +83,7 @@ class OthersCalls:
         assert self._view.gateways == 1 + len(self._gateways)
 
     def _begin(self, call: OutstandingCall, now_s: float, hashes: Sequence[int]) -> None:
-        view, costs, ends, left = self._view, self._view.cost_model, self._view.residency.ends, 0
+        view, costs, ends, hit = self._view, self._view.cost_model, self._view.residency.ends, None
         context_tokens = call.prompt_tokens + view.ledger.mean_output_tokens / 2
         prefill = leaf = None
         if not call.is_computed:
@@ -91,8 +91,10 @@ class OthersCalls:
             if hashes:
                 leaf = self._tree.insert(hashes)
                 leaf.use(now_s)
-                left = 0 if ends is None else ends.left_by(leaf, call.prompt_tokens, self._block_tokens)
+                hit = None if ends is None else ends.hit(leaf.segments(), call.prompt_tokens, sent=True)
                 ready_tokens = view.residency.join(leaf) * self._block_tokens
+                if hit is not None:
+                    ready_tokens = hit.tokens
                 missed_tokens = max(1, min(missed_tokens, call.prompt_tokens - ready_tokens))  # not what others compute
             cached_tokens = call.prompt_tokens - missed_tokens
             attention_s = costs.added_s(missed_tokens, cached_tokens)[1]
@@ -100,8 +102,9 @@ class OthersCalls:
             prefill = Prefill(missed_tokens, time_s, attention_s, now_s, is_on_time=call.is_urgent, is_own=False)
         view.begin_reported(context_tokens, prefill, now_s)
         other = self._calls[call.number] = _Other(call.gateway, context_tokens, prefill, leaf)
-        if ends is not None and leaf is not None:
-            ends.expect(leaf, left, other.computed_at_s)
+        if ends is not None and leaf is not None and hit is not None:
+            left = ends.rule.left_by(call.prompt_tokens, hit.leading_tokens)
+            ends.expect(leaf, left, (), other.computed_at_s)
         self._gateways[call.gateway] += 1
         view.gateways = 1 + len(self._gateways)
 

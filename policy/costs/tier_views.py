@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.costs.tier_link import LinkQueue, TierLink, link_of
-from plait.policy.prefix.prefix_tree import Node, path_to
+from plait.policy.prefix.prefix_tree import Node
 from plait.policy.prefix.residency import Residency
 from plait.policy.types import Call, Placement
 
@@ -120,8 +120,6 @@ class TierViews:
 
     def ready_blocks(self, call: Call, leaf: Node, costs: CostModel, now_s: float) -> int:
         """The blocks of a waiting call's prompt that will need no prefill once the prompts before it are computed."""
-        if self.device.ends is not None:
-            return self.device.ends.hit(path_to(leaf), call.cacheable_blocks, sent=True).blocks
         if not self.views:
             return min(call.cacheable_blocks, self.device.ready_blocks(leaf))
         return self.loads(
@@ -130,7 +128,7 @@ class TierViews:
 
     def expect(self, placement: Placement, leaf: Node, block_tokens: int, *, is_booked: bool) -> Placement:
         """The placement with `loaded` filled in: what comes from each lower tier. The prompt ends at `leaf`."""
-        path = [] if is_booked else path_to(leaf)
+        path = [] if is_booked else leaf.segments()
         loaded, blocks, cached_blocks = [], 0, placement.cached_tokens // block_tokens
         for one in (self.device, *(view.residency for view in self.views)):
             reached = min(cached_blocks, one.ready_blocks(leaf) if is_booked else one.cached_blocks(path))

@@ -170,6 +170,10 @@ class Node:
             yield node
             node = node.parent
 
+    def segments(self) -> list[Segment]:
+        """As `path`, root first, as a prompt that ends at the node matches it."""
+        return [Segment(node, len(node.hashes)) for node in self.path()][::-1]
+
 
 class Holding:
     """One engine's leading blocks of one node; also a link in that engine's order of use.
@@ -293,11 +297,6 @@ class Segment(NamedTuple):
 
     node: Node
     blocks: int
-
-
-def path_to(leaf: Node) -> list[Segment]:
-    """The whole nodes up to and including `leaf`, root first."""
-    return [Segment(node, len(node.hashes)) for node in leaf.path()][::-1]
 
 
 class PrefixTree:

@@ -20,7 +20,7 @@ from typing import Final
 
 from plait.policy.prefix.hit_ends import EndRule, HitEnds
 from plait.policy.prefix.learned_cache import Reach
-from plait.policy.prefix.prefix_tree import Node, PrefixTree, Segment, path_to
+from plait.policy.prefix.prefix_tree import Node, PrefixTree, Segment
 from plait.policy.prefix.resident_blocks import ResidentBlocks
 from plait.policy.prefix.use_order import UseOrder
 
@@ -98,6 +98,8 @@ class Residency:
         """In all tiers, no block is resident until it is reported again."""
         for one in (self, *self.tiers):
             one.resident.clear()
+        if self.ends is not None:
+            self.ends.clear()
 
     def forget(self) -> None:
         """The engine or this tier is gone: removes all of its holdings."""
@@ -110,11 +112,9 @@ class Residency:
         self._tree.ends.pop(self.engine_id, None)
 
     def cached_blocks(self, path: Sequence[Segment]) -> int:
-        """The blocks of `path` that can be hit: leading ones that are resident or expected, and expected to stay."""
+        """The leading blocks of `path` that are resident or expected, and not expected to be evicted."""
         if self.finds_nothing:
             return 0
-        if self.ends is not None:
-            return self.ends.hit(path).blocks
         total, engine_id = 0, self.engine_id
         for node, blocks in path:
             holding = node.first
@@ -180,7 +180,6 @@ class Residency:
 
         Returns the call's `ready_blocks` before this booking, in the last tier.
         """
-        hit = None if self.ends is None else self.ends.hit(path_to(leaf), sent=True).blocks
         total, node, engine_id = 0, leaf, self.engine_id
         while (parent := node.parent) is not None:
             holding, blocks = node.first, len(node.hashes)
@@ -191,9 +190,7 @@ class Residency:
             holding.bookings += 1
             self._order.use(holding)
             node = parent
-        if self.lower is not None:
-            return self.lower.join(leaf)
-        return total if hit is None else hit
+        return total if self.lower is None else self.lower.join(leaf)
 
     def send(self, leaf: Node) -> None:
         """A call that waited in the gateway was sent: the engine will compute its blocks."""
@@ -205,12 +202,7 @@ class Residency:
             holding.waiting -= 1
 
     def ready_blocks(self, leaf: Node) -> int:
-        """As `cached_blocks` of the prefix that ends at `leaf`, but of calls only the sent ones count.
-
-        A call is booked at `leaf`.
-        """
-        if self.ends is not None:
-            return self.ends.hit(path_to(leaf), sent=True).blocks
+        """The leading blocks up to `leaf` that are resident, or that sent calls compute. A call is booked at `leaf`."""
         total, node, engine_id = 0, leaf, self.engine_id
         while node.parent is not None:  # a hot loop: for each call that is sent, it runs for many that wait
             holding, blocks = node.first, len(node.hashes)

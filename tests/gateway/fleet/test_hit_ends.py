@@ -40,7 +40,7 @@ class Fleet:
         told = None
         if ends is not None:
             opened = [(hashes(text)[-1], 1) for text in ends]
-            told = HitEnds(BLOCK, self.interval_tokens, opened, [hashes(text)[-1] for text in closed])
+            told = HitEnds(BLOCK, self.interval_tokens, opened, closed=[hashes(text)[-1] for text in closed])
         state = CacheState(
             engine="a", kind="vllm", epoch="1", cursor=self.cursor, model="m", block_tokens=16,
             granularity_tokens=BLOCK, snapshot=False, stored=[StoredRun(None, hashes(text)) for text in stored],
@@ -55,10 +55,12 @@ class Fleet:
 
     def predicted(self, text: str, rest_tokens: int = 1) -> int:
         """The blocks that a call is expected to find."""
-        return self.router.select(self.call(text, rest_tokens), float(self.cursor)).cached_tokens // BLOCK
+        booking = self.book(text, rest_tokens)
+        self.router.release(booking, float(self.cursor), delivered=False)
+        return booking.placement.cached_tokens // BLOCK
 
-    def book(self, text: str) -> Booking:
-        call = self.call(text)
+    def book(self, text: str, rest_tokens: int = 1) -> Booking:
+        call = self.call(text, rest_tokens)
         return self.router.book(call, self.router.select(call, float(self.cursor)), float(self.cursor))
 
 

@@ -31,7 +31,15 @@ PROMPTS = [chain(prompt, 1, 0) for prompt in ([0, 0, 0, 0], [0, 0, 1, 1], [0, 1,
 HASHES = st.sampled_from(sorted({block for prompt in PROMPTS for block in prompt} | {0, 7, 2**64 - 1}))
 RUNS = st.builds(StoredRun, st.none() | HASHES, st.lists(HASHES, max_size=6))
 OPENED = st.lists(st.tuples(HASHES, st.integers(-1, 9)), max_size=4)
-ENDS = st.none() | st.builds(HitEnds, st.sampled_from([0, 16, 64]), st.just(0), OPENED, st.lists(HASHES, max_size=3))
+INSIDE = st.tuples(HASHES, st.integers(0, 64), HASHES)
+ENDS = st.none() | st.builds(
+    HitEnds,
+    st.sampled_from([0, 16, 64]),
+    st.just(0),
+    OPENED,
+    st.lists(INSIDE, max_size=2),
+    st.lists(HASHES, max_size=3),
+)
 
 
 def report(*runs: StoredRun, removed: tuple[int, ...] = (), cursor: int = 1, **fields: object) -> CacheState:

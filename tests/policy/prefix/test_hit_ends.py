@@ -8,13 +8,13 @@ from math import inf
 
 import pytest
 
-from plait.policy.prefix.block_hash import chain
+from plait.policy.prefix.block_hash import chain, whole_hash
 from plait.policy.prefix.hit_ends import EndRule, HitEnds
-from plait.policy.prefix.prefix_tree import Node, PrefixTree, path_to
+from plait.policy.prefix.prefix_tree import Node, PrefixTree
 from plait.policy.prefix.residency import Residency
 
 BLOCK = 64
-RULE = EndRule(BLOCK, 0)
+RULE = EndRule(BLOCK, 0, BLOCK)
 
 
 def hashes(text: str) -> array[int]:
@@ -30,38 +30,36 @@ def engine(rule: EndRule = RULE) -> tuple[PrefixTree, Residency, HitEnds]:
 
 
 def held(tree: PrefixTree, residency: Residency, text: str) -> int:
-    return residency.cached_blocks(tree.match(hashes(text)))
+    assert residency.ends is not None
+    return residency.ends.hit(tree.match(hashes(text)), BLOCK * len(text) + 1).tokens // BLOCK
 
 
 @pytest.mark.parametrize(
-    ("rule", "prompt_tokens", "shared_tokens", "ends"),
+    ("align_tokens", "interval_tokens", "prompt_tokens", "shared_tokens", "ends"),
     [
-        (EndRule(64, 0), 641, 0, [10]),
-        (EndRule(64, 0), 640, 0, [9]),
-        (EndRule(32, 0), 100, 0, [1]),
-        (EndRule(32, 0), 60, 0, []),
-        (EndRule(64, 0), 641, 330, [5, 10]),
-        (EndRule(64, 0), 641, 10_000, [10]),
-        (EndRule(528, 0), 1700, 1100, [16, 24]),
-        (EndRule(64, 256), 641, 0, [4, 8, 10]),
-        (EndRule(64, 64), 320, 0, [1, 2, 3, 4, 5]),
-        (EndRule(16, 16), 321, 0, [1, 2, 3, 4, 5]),
+        (64, 0, 641, 0, {0, 640}),
+        (64, 0, 640, 0, {0, 576}),
+        (32, 0, 100, 0, {0, 96}),
+        (64, 0, 641, 330, {320, 640}),
+        (64, 0, 641, 10_000, {640}),
+        (528, 0, 1700, 1100, {1056, 1584}),
+        (64, 256, 641, 0, {0, 256, 512, 640}),
+        (64, 64, 192, 0, {0, 64, 128, 192}),
     ],
 )
 def test_a_call_leaves_ends_by_the_rule_of_its_engine(
-    rule: EndRule, prompt_tokens: int, shared_tokens: int, ends: list[int]
+    align_tokens: int, interval_tokens: int, prompt_tokens: int, shared_tokens: int, ends: set[int]
 ) -> None:
-    bits = rule.left_by(prompt_tokens, shared_tokens, BLOCK)
-    assert [place + 1 for place in range(bits.bit_length()) if bits >> place & 1] == ends
+    assert EndRule(align_tokens, interval_tokens, BLOCK).left_by(prompt_tokens, shared_tokens) == ends
 
 
 def test_a_prefix_counts_up_to_its_deepest_end() -> None:
     tree, residency, ends = engine()
     residency.resident.store(None, list(hashes("abcdef")))
     assert held(tree, residency, "abcdef") == 0
-    ends.apply([(hashes("abcd")[-1], 1)], (), residency.resident.finder())
+    ends.apply([(hashes("abcd")[-1], 1)], (), (), residency.resident.finder())
     assert [held(tree, residency, text) for text in ("abc", "abcd", "abcdef", "abcdz", "abcz")] == [0, 4, 4, 4, 0]
-    ends.apply([(hashes("abcdef")[-1], 6)], [hashes("abcd")[-1]], residency.resident.finder())
+    ends.apply([(hashes("abcdef")[-1], 6)], (), [hashes("abcd")[-1]], residency.resident.finder())
     assert [held(tree, residency, text) for text in ("abc", "abcdef", "abz")] == [3, 6, 2]
     residency.resident.remove(hashes("abc")[-1])
     residency.resident.store(hashes("ab")[-1], list(hashes("abcdef")[2:]))
@@ -72,14 +70,15 @@ def test_a_booked_call_is_expected_to_leave_ends_until_a_report_after_its_first_
     tree, residency, ends = engine()
     leaf = tree.insert(hashes("abcdef"))
     computed_s = inf
-    left = ends.left_by(leaf, 6 * BLOCK, BLOCK)
+    assert ends.hit(leaf.segments(), 6 * BLOCK) == (0, 0)
     residency.book(leaf, waits=True)
-    ends.expect(leaf, left, lambda: computed_s)
-    assert (held(tree, residency, "abcdefg"), residency.ready_blocks(leaf)) == (5, 0)
+    ends.expect(leaf, RULE.left_by(6 * BLOCK, 0), (), lambda: computed_s)
+    assert held(tree, residency, "abcdefg") == 5
+    assert ends.hit(leaf.segments(), 6 * BLOCK, sent=True).tokens == 0
     residency.send(leaf)
-    assert residency.ready_blocks(leaf) == 5
+    assert ends.hit(leaf.segments(), 6 * BLOCK, sent=True).tokens == 5 * BLOCK
     other = tree.insert(hashes("abcxyz"))
-    assert ends.left_by(other, 6 * BLOCK + 1, BLOCK) == 0b100100, "the third call of those that share abc hits it"
+    assert ends.hit(other.segments(), 6 * BLOCK + 1) == (0, 3 * BLOCK)
     ends.confirm(1.0)
     assert held(tree, residency, "abcdefg") == 5
     computed_s = 2.0
@@ -87,6 +86,39 @@ def test_a_booked_call_is_expected_to_leave_ends_until_a_report_after_its_first_
     assert held(tree, residency, "abcdefg") == 5
     ends.confirm(2.5)
     assert held(tree, residency, "abcdefg") == 0
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_an_end_inside_a_block_is_that_of_prompts_with_the_same_tokens(*, is_told: bool) -> None:
+    tree = PrefixTree()
+    residency = Residency("a", tree)
+    residency.use_rule(EndRule(16, 0, BLOCK))
+    ends = residency.ends
+    assert ends is not None
+    document, own, others = list(range(2 * BLOCK)), [7] * 40, [7] * 16 + [8] * 100
+    path = chain(document, BLOCK, 0)
+    leaf = tree.insert(path)
+    prompt = document + own
+    if is_told:
+        residency.resident.store(None, path)
+        name = whole_hash(own[:32], path[-1])
+        ends.apply((), [(path[-1], 32, name)], (), residency.resident.finder())
+    else:
+        residency.book(leaf)
+        ends.expect(leaf, [2 * BLOCK + 32], prompt, lambda: inf)
+
+    def hit(tokens: list[int]) -> int:
+        return ends.hit(tree.match(chain(tokens, BLOCK, 0)), len(tokens), tokens).tokens
+
+    assert [hit(tokens) for tokens in (prompt, prompt + own, prompt[:-7], prompt[:-8], document + others)] == [
+        *(2 * BLOCK + 32, 2 * BLOCK + 32, 2 * BLOCK + 32, 0, 0)
+    ], "the last token is always computed"
+    assert ends.hit(tree.match(path), len(prompt)).tokens == 2 * BLOCK + 32, "without tokens, nobody knows better"
+    if is_told:
+        ends.apply((), (), [name], residency.resident.finder())
+    else:
+        ends.confirm(inf)
+    assert hit(prompt) == 0
 
 
 class Model:
@@ -116,7 +148,8 @@ class Model:
         self.residency.book(leaf)
         bits = self.chance.getrandbits(len(text)) & self.chance.getrandbits(len(text))
         computed_s = [inf]
-        self.ends.expect(leaf, bits, lambda: computed_s[0])
+        left = [BLOCK * (place + 1) for place in range(len(text)) if bits >> place & 1]
+        self.ends.expect(leaf, left, (), lambda: computed_s[0])
         self.booked.append((leaf, text, computed_s))
         self.expected.append(({one for place, one in enumerate(prefixes(text)) if bits >> place & 1}, computed_s))
 
@@ -140,7 +173,7 @@ class Model:
             self.open -= set(closed)
             self.open.update(prefixes(last)[-blocks:])
             finder = self.residency.resident.finder()
-            self.ends.apply([(hashes(last)[-1], blocks)], [hashes(one)[-1] for one in closed], finder)
+            self.ends.apply([(hashes(last)[-1], blocks)], (), [hashes(one)[-1] for one in closed], finder)
         self.ends.confirm(now_s)
         self.expected = [(own, computed_s) for own, computed_s in self.expected if computed_s[0] > now_s]
 
@@ -179,15 +212,14 @@ def test_whatever_happens_the_hit_is_that_of_a_search(seed: int) -> None:
         for one in model.texts:
             assert held(model.tree, model.residency, one) == model.hit(one)
             most = model.chance.randrange(len(one) + 1)
-            assert model.ends.hit(model.tree.match(hashes(one)), most).blocks <= most
+            assert model.ends.hit(model.tree.match(hashes(one)), BLOCK * most + 1).tokens <= BLOCK * most
 
 
 def test_places_of_ends_that_are_gone_are_forgotten() -> None:
-    tree, residency, ends = engine()
+    _, residency, ends = engine()
     for number in range(3_000):
         block = chain([number], 1, 0)
         residency.resident.store(None, block)
-        ends.apply([(block[-1], 1)], (), residency.resident.finder())
+        ends.apply([(block[-1], 1)], (), (), residency.resident.finder())
         residency.resident.remove(block[-1])
     assert len(ends._places) < 2_000
-    assert path_to(tree.root) == []

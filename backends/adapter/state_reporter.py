@@ -261,6 +261,7 @@ class StateReporter:
     tier: Tier = "chunks"
     lower: Sequence[TierJournal] = ()
     """The tiers below the accelerator, the fastest first. They share the changes of `journal`."""
+    untold: str = ""
     tokenizer: TokenizerFingerprint | None = None
     """For the embedded engine. In vLLM and SGLang, the API server adds it to each report."""
     iterations: Iterations = field(default_factory=Iterations)
@@ -351,6 +352,7 @@ class StateReporter:
             calls=calls,
             ended=ended,
             tiers=[one.since(cursor) for one in self.lower],
+            untold=self.untold,
         )
 
     def _scheduler_state(self, preemptions: int) -> SchedulerState:

@@ -5,6 +5,8 @@ after its parent and evicted before its parent, so all of a tree block is cached
 page is the last of several tree blocks. Pages whose KV depends on more than tokens (behind an image, for example) are
 not reported.
 
+SGLang drops sliding windows and states without an event, and then no hit can end there (`untold`).
+
 With HiCache, there are events for copies in host memory too. A tree block is reported in the fastest tier that has its
 last page. No version of SGLang has events for a storage backend.
 """
@@ -58,14 +60,15 @@ class _Page:
 class CacheObserver:
     """Reads the cache's events. `journal` has the tree blocks on the accelerator, `host` those in host memory only.
 
-    `model` is the model's name for calls without a LoRA adapter.
+    `model` is the model's name for calls without a LoRA adapter. `untold` is `CacheState.untold`.
     """
 
-    def __init__(self, *, page_tokens: int, model: str) -> None:
+    def __init__(self, *, page_tokens: int, model: str, untold: str = "") -> None:
         self.journal = CacheJournal()
         self.host = CacheJournal(changes=self.journal.changes)
         self.page_tokens = page_tokens
         self.model = model
+        self.untold = untold
         self._pages: dict[int, _Page] = {}
         self._tiers = TreeBlockTiers(self.journal, self.host)
 
@@ -156,6 +159,13 @@ def _open_tokens(page: _Page) -> list[int]:
     while (previous := pages[-1].previous) is not None:
         pages.append(previous)
     return [token for part in reversed(pages) for token in part.tokens]
+
+
+def untold(tree_cache: Any) -> str:
+    """What of a tree cache its events do not tell; empty: nothing."""
+    kinds = {"sliding windows": tree_cache.supports_swa(), "states": tree_cache.supports_mamba()}
+    dropped = " and ".join(kind for kind, present in kinds.items() if present and not tree_cache.disable)
+    return dropped and f"where hits can end with {dropped}"
 
 
 class EventTap:

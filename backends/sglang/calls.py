@@ -15,7 +15,7 @@ from plait.backends.adapter.prefix_search import cached_blocks, shared_blocks
 from plait.backends.protocol.cache_state import KvState
 from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.backends.sglang.cache_state import CacheObserver
-from plait.backends.sglang.compatibility import namespace, next_output_ends, prefix_tokens
+from plait.backends.sglang.compatibility import evictable_tokens, namespace, next_output_ends, prefix_tokens
 from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, chain
 from plait.policy.scheduling.plan import InFlight, LocalCall
 
@@ -106,9 +106,10 @@ def _whole_pages(tree_blocks: int, page_tokens: int) -> int:
 
 
 def kv_state(scheduler: Any) -> KvState:
-    """A scheduler's current counts of pages."""
-    page = scheduler.page_size
-    free, cached = scheduler.token_to_kv_pool_allocator.available_size(), scheduler.tree_cache.evictable_size()
+    """A scheduler's current counts of pages, without those of sliding windows, which may have a pool of their own."""
+    page, pool = scheduler.page_size, scheduler.token_to_kv_pool_allocator
+    free = getattr(pool, "full_available_size", pool.available_size)()
+    cached = evictable_tokens(scheduler.tree_cache)
     return KvState(scheduler.max_total_num_tokens // page, int(free // page), int(cached // page))
 
 

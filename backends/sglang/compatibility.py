@@ -9,6 +9,7 @@ A version that lacks both a name and its stand-in gets a tier that needs neither
 | `prefix_len` | 0.5.22 | the length of `prefix_indices` |
 | `lora_name` of an event | 0.5.22 | none, as SGLang has it by default |
 | `result_queue` before the event loop, or without overlap | 0.5.22 | an empty one: nothing is in flight |
+| `evictable_size` with windows or states | 0.5.21 | `full_evictable_size` |
 | `chunked_req_limit` | 0.5.21 | less room for the chunk while it is added |
 | `_poll_timeout_aborts` | 0.5.20 | `input_blocker`, which sees requests before all ranks get them |
 | `cache_salt` of an event | 0.5.20 | the `metadata` of `BlockStoredWithMetadata` |
@@ -63,6 +64,7 @@ _REPORTS: Final = Names(
         *("waiting_queue", "running_batch", "chunked_req", "last_batch", "page_size", "max_total_num_tokens"),
         *("disaggregation_mode", "token_to_kv_pool_allocator.available_size"),
         *("tree_cache.evictable_size", "tree_cache.take_events", "request_receiver.recv_requests"),
+        *("tree_cache.supports_swa", "tree_cache.supports_mamba"),
         "_pending_chunked_abort_req",
     ),
     either_method=(
@@ -201,6 +203,14 @@ def prefix_tokens(request: Any) -> int:
     """How many of a request's tokens are in the KV cache."""
     found = getattr(request, "prefix_len", None)
     return len(request.prefix_indices) if found is None else int(found)
+
+
+def evictable_tokens(tree_cache: Any) -> Any:
+    """The tokens of full attention that are cached and in no running request."""
+    try:
+        return tree_cache.evictable_size()
+    except NotImplementedError:
+        return tree_cache.full_evictable_size()
 
 
 def add_limited_chunk(adder: Any, add: Callable[[Any], Any], request: Any, limit: int) -> Any:

@@ -228,4 +228,5 @@ def _reporter(  # noqa: PLR0917 - the parts of one report
         takes_objectives=True,
         slots=slots,
         lower=lower,
+        untold=observer.untold,
     )

@@ -10,7 +10,7 @@ import msgspec
 from plait.backends.adapter.required_names import Missing, UnsupportedEngineError, load
 from plait.backends.adapter.scheduler_settings import SglangSettings, read_settings
 from plait.backends.protocol.cache_state import Tier
-from plait.backends.sglang.cache_state import CacheObserver, EventTap
+from plait.backends.sglang.cache_state import CacheObserver, EventTap, untold
 from plait.backends.sglang.channel import STATE_KEY, NewsSender, ReportSince, SchedulerQuery, parse_queries
 from plait.backends.sglang.compatibility import REQUIRED, abort_in_chunks, complete, rank_of, send_ticks, started_with
 from plait.backends.sglang.driver import SglangDriver
@@ -189,7 +189,7 @@ def _options_of_order(scheduler: Any) -> dict[str, bool]:
 
 def _driver(scheduler: Any, settings: SglangSettings, tier: Tier) -> SglangDriver:
     model = started_with("serving", scheduler.server_args).served_model_name
-    observer = CacheObserver(page_tokens=scheduler.page_size, model=model)
+    observer = CacheObserver(page_tokens=scheduler.page_size, model=model, untold=untold(scheduler.tree_cache))
     published = scheduler.kv_events_publisher.enable_kv_cache_events
     events = EventTap(scheduler.tree_cache, observer, published=published, news=NewsSender(rank=rank_of(scheduler)))
     host = host_tier(scheduler.tree_cache, observer.host, scheduler.page_size)

@@ -13,7 +13,7 @@ from typing import Any
 
 from plait.backends.adapter.scheduler_settings import SglangSettings
 from plait.backends.protocol.cache_state import Tier
-from plait.backends.sglang.cache_state import CacheObserver, EventTap
+from plait.backends.sglang.cache_state import CacheObserver, EventTap, untold
 from plait.backends.sglang.driver import SglangDriver
 from plait.backends.sglang.scheduler import PlannedSglangScheduler
 from plait.policy.scheduling.plan import LocalScheduler
@@ -30,6 +30,7 @@ class Setup:
     max_running: int = 6
     mixes: bool = True
     overlaps: bool = True
+    has_windows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,13 @@ class FakeScheduler:
         self.chunked_req: Request | None = None
         self.result_queue: deque[tuple[Batch, None]] = deque()
         self.req_to_token_pool = None
-        self.tree_cache = SimpleNamespace(evictable_size=lambda: 0, take_events=list, disable=False)
+        self.tree_cache = SimpleNamespace(
+            evictable_size=lambda: 0,
+            take_events=list,
+            disable=False,
+            supports_swa=lambda: setup.has_windows,
+            supports_mamba=lambda: False,
+        )
         self.token_to_kv_pool_allocator = SimpleNamespace(available_size=lambda: self._free_pages * PAGE_TOKENS)
         self.handed: list[Handed] = []
         self.retractions = 0
@@ -289,7 +296,7 @@ class Rank(PlannedSglangScheduler, FakeScheduler):
     ) -> None:
         FakeScheduler.__init__(self, setup)
         self.ps = SimpleNamespace(dp_rank=rank)
-        observer = CacheObserver(page_tokens=PAGE_TOKENS, model="tiny")
+        observer = CacheObserver(page_tokens=PAGE_TOKENS, model="tiny", untold=untold(self.tree_cache))
         events = EventTap(self.tree_cache, observer, published=False)
         release = lambda req, **_: self._release(req)  # noqa: E731
         self.plait = SglangDriver(

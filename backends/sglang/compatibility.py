@@ -25,6 +25,7 @@ A version that lacks both a name and its stand-in gets a tier that needs neither
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -211,6 +212,16 @@ def evictable_tokens(tree_cache: Any) -> Any:
         return tree_cache.evictable_size()
     except NotImplementedError:
         return tree_cache.full_evictable_size()
+
+
+def found_tokens(tree_cache: Any, request: Any) -> int:
+    """How many tokens of a waiting request SGLang itself finds on the accelerator now."""
+    separate = {name: getattr(request, name) for name in ("extra_key", "cache_salt") if hasattr(request, name)}
+    key = load("sglang.srt.mem_cache.radix_cache.RadixKey")(
+        token_ids=array("q", request.origin_input_ids[:-1]), **separate
+    )
+    match = tree_cache.match_prefix(load("sglang.srt.mem_cache.base_prefix_cache.MatchPrefixParams")(key=key))
+    return int(match.device_prefix_len if hasattr(match, "device_prefix_len") else len(match.device_indices))
 
 
 def add_limited_chunk(adder: Any, add: Callable[[Any], Any], request: Any, limit: int) -> Any:

@@ -51,6 +51,7 @@ class SglangPlanner:
         self._mixes: bool = scheduler.is_mixed_chunk
         self._chunk_size: int = scheduler.chunked_prefill_size
         self._decodes_are_due = False
+        self._untold = observer.untold
         self._hits = WaitingHits(observer)
         self._requests = Requests(scheduler, self._hits)
 
@@ -67,6 +68,8 @@ class SglangPlanner:
         running, waiting = self._requests.calls(running_batch)
         self.facts.follow_running(running)
         self._hits.follow()
+        if self._untold:  # windows and states come and go without an event
+            self._requests.limit_hits()
         if not running and not waiting:
             return schedule()
         plan = self.policy.plan(now_s, cast("list[LocalCall]", waiting), cast("list[LocalCall]", running), self.facts)

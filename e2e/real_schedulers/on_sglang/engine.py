@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
+import os
 import threading
 from array import array
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +56,9 @@ _FLAGS = (
 )
 
 
+WINDOW: Final = "PLAIT_TEST_WINDOW"
+"""The environment variable with the size of a sliding window. With it, half of the model's layers have one."""
+
 _RANKS = ("gpu_id", "tp_rank", "moe_ep_rank", "pp_rank", "attn_cp_rank", "moe_dp_rank")
 _SALT: Final = "cache_salt" if "cache_salt" in inspect.signature(Req).parameters else "extra_key"
 """Where a request has its cache salt: before 0.5.18, the key that separates caches has it."""
@@ -70,7 +74,7 @@ class Setup:
 
 def build_scheduler(folder: Path, *flags: str) -> Any:
     """SGLang's scheduler with a model of random weights, whose configuration is written to `folder`."""
-    (folder / "config.json").write_text(json.dumps({**MODEL, "dtype": "float32"}))
+    (folder / "config.json").write_text(json.dumps({**MODEL, **_windows(), "dtype": "float32"}))
     arguments = prepare_server_args(["--model-path", str(folder), *_FLAGS, *flags])
     ports = PortArgs.init_new(arguments)
     page_kernels.install()
@@ -94,6 +98,15 @@ def build_scheduler(folder: Path, *flags: str) -> Any:
     scheduler.model_worker.forward_batch_generation = _forward
     scheduler.built_with = frozenset(vars(scheduler))
     return scheduler
+
+
+def _windows() -> dict[str, Any]:
+    """What a model's configuration says if it has sliding windows. SGLang takes any architecture for one that has."""
+    if WINDOW not in os.environ:
+        return {}
+    window = int(os.environ[WINDOW])
+    load("sglang.srt.models.llama.LlamaForCausalLM").get_attention_sliding_window_size = lambda _: window
+    return {"num_hidden_layers": 2, "is_hybrid_swa": True, "hybrid_layer_pattern": [1, 0], "sliding_window": window}
 
 
 class _EndedError(Exception):

@@ -12,15 +12,15 @@ it counts how many blocks in a row, up to the unit's end, all groups of the kind
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Container, Sequence
 from math import inf
+from operator import attrgetter
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from plait.backends.adapter.cache_journal import CacheJournal, Changes
 from plait.backends.adapter.prefix_search import cached_blocks
 from plait.backends.protocol.cache_state import HitEnds
-from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, whole_hash
 
 MOST_NOTES: Final = 8_192
 """With more notes, the next `computed` settles: no report and no waiting call may have asked for long."""
@@ -40,7 +40,8 @@ class Kind(NamedTuple):
 
 
 class EngineEnds(Generic[K]):
-    """The ends of one engine. `has(key, group)` tells whether a group has a block now; `K` names a block's content.
+    """The ends of one engine. `K` names a block's content. `groups_with(key)` tells which groups have it now, as bits
+    1 << group.
 
     A chain has a key for each `key_tokens` tokens; a larger block has the key of its last tokens. `kinds` has full
     attention first. `journal` has the tree blocks at which hits can end.
@@ -49,7 +50,7 @@ class EngineEnds(Generic[K]):
     def __init__(
         self,
         kinds: Sequence[Kind],
-        has: Callable[[K, int], bool],
+        groups_with: Callable[[K], int],
         changes: Changes,
         *,
         key_tokens: int,
@@ -58,53 +59,72 @@ class EngineEnds(Generic[K]):
     ) -> None:
         self.align_tokens, self.interval_tokens = align_tokens, interval_tokens
         self.journal: Final = CacheJournal(changes=changes)
+        self._inside: Final = CacheJournal(changes=changes)
+        """Ends inside tree blocks, by name, each after the tree block before."""
+        self._inner_tokens: dict[int, int] = {}
+        self._tells_inside = not 0 < interval_tokens <= TREE_BLOCK_TOKENS  # else there are ends in each tree block
         self.changes = 0
         """How often an end was opened or closed."""
         self._latest: deque[tuple[int, K]] = deque(maxlen=REMEMBERED)
         """The units of the latest changes: index, and last key."""
-        self._kinds, self._has = kinds, has
         self._keys = align_tokens // key_tokens
-        self._key_places = [
-            [*range(kind.block_tokens // key_tokens - 1, self._keys, kind.block_tokens // key_tokens)] for kind in kinds
+        step, keys = key_tokens, self._keys
+        self._kinds = [
+            (sum(1 << group for group in one.groups), one.needed, range(keys - 1, -1, -one.block_tokens // step))
+            for one in kinds
         ]
+        """Each kind: its groups as bits, the blocks needed, and the places of the blocks in a unit, the last first."""
+        self._all_kinds, self._groups_with = range(len(kinds)), groups_with
+        self._all_groups = sum(bits for bits, _, _ in self._kinds)
         self._units: dict[K, _Unit[K]] = {}
         """By its last key."""
         self._with_part: dict[K, dict[_Unit[K], None]] = {}
         """The units in which a key is not the last. Empty if a unit has one key."""
         self._named: Counter[int] = Counter()
         """The ends inside each tree block."""
-        self._computed: list[tuple[Sequence[K], int, int, int, Sequence[int]]] = []
+        self._computed: list[tuple[Sequence[K], int, int, int, Sequence[int], Sequence[int]]] = []
         self._changed: list[K] = []
         self.changed = self._changed.append
         """Some group has gained or lost the block with this key."""
 
-    def computed(
-        self, chain: Sequence[K], first_tokens: int, end_tokens: int, first_tree_block: int, tree_blocks: Sequence[int]
+    def computed(  # noqa: PLR0917 - the fields of a note
+        self,
+        chain: Sequence[K],
+        first_tokens: int,
+        end_tokens: int,
+        first_tree_block: int,
+        tree_blocks: Sequence[int],
+        tokens: Sequence[int],
     ) -> None:
         """Full attention has a chain's blocks between these tokens now.
 
         `tree_blocks` are the hashes from `first_tree_block` on, the first that ends after the unit with `first_tokens`
-        has begun. Those that no tokens determine are left out.
+        has begun. Those that no tokens determine are left out. `tokens` are all of the chain's.
         """
         first, end = first_tokens // self.align_tokens, end_tokens // self.align_tokens
         if first < end:
-            self._computed.append((chain, first, end, first_tree_block, tree_blocks))
+            self._computed.append((chain, first, end, first_tree_block, tree_blocks, tokens))
         if len(self._changed) > MOST_NOTES:
             self.settle()
 
     def deepest(self, chain: Sequence[K], most_tokens: int, guess_tokens: int = 0) -> int:
         """How many tokens of a chain a hit takes now, at most `most_tokens`. The search tries `guess_tokens` first."""
+        known = self.leading(chain, most_tokens, guess_tokens) // self.align_tokens
+        unit = self._units[chain[known * self._keys - 1]] if known else None
+        while unit is not None and not unit.is_end:
+            unit = unit.parent
+        return 0 if unit is None else (unit.index + 1) * self.align_tokens
+
+    def leading(self, chain: Sequence[K], most_tokens: int, guess_tokens: int = 0) -> int:
+        """How many of a chain's leading tokens full attention has now; as `deepest`."""
         self.settle()
         units, keys, align = self._units, self._keys, self.align_tokens
         most = min(most_tokens // align, len(chain) // keys)
-        known = cached_blocks(most, guess_tokens // align, lambda index: chain[(index + 1) * keys - 1] in units)
-        unit = units[chain[known * keys - 1]] if known else None
-        while unit is not None and not unit.is_end:
-            unit = unit.parent
-        return 0 if unit is None else (unit.index + 1) * align
+        return align * cached_blocks(most, guess_tokens // align, lambda index: chain[(index + 1) * keys - 1] in units)
 
     def has_changed(self, chain: Sequence[K], since: int, hit_tokens: int) -> bool:
         """Whether an end on a chain, not before `hit_tokens`, may have changed since `changes` was `since`."""
+        self.settle()
         new = self.changes - since
         if new > len(self._latest):
             return True
@@ -121,19 +141,19 @@ class EngineEnds(Generic[K]):
         """Decide which ends the noted changes have opened or closed."""
         if not self._changed and not self._computed:
             return
-        due: dict[_Unit[K], None] = {}
-        for chain, first, end, first_tree_block, tree_blocks in self._computed:
-            self._add(chain, first, end, first_tree_block, tree_blocks, due)
+        due: set[_Unit[K]] = set()
+        for note in self._computed:
+            self._add(*note, due)
         units = self._units
         for key in self._changed:
             unit = units.get(key)
             if unit is not None:
-                due[unit] = None
+                due.add(unit)
             if self._with_part:
-                due.update(self._with_part.get(key, {}))
+                due.update(self._with_part.get(key, ()))
         self._computed.clear()
         self._changed.clear()
-        self._count(due)
+        self._decide(due)
 
     def clear(self) -> None:
         """The cache was emptied."""
@@ -145,11 +165,13 @@ class EngineEnds(Generic[K]):
         self._units.clear()
         self._with_part.clear()
 
-    def since(self, cursor: int | None) -> HitEnds:
-        """The part of a report. `journal` tells whether it has to be a snapshot."""
-        _, opened, closed = self.journal.since(cursor)
-        runs = [(run.hashes[-1], len(run.hashes)) for run in opened]
-        return HitEnds(self.align_tokens, self.interval_tokens, runs, [], closed)
+    def since(self, cursor: int | None, stored: Container[int]) -> HitEnds:
+        """The part of a report, with these tree blocks `stored`. `journal` tells whether it has to be a snapshot."""
+        (_, opened, closed), (_, inside, left) = self.journal.since(cursor), self._inside.since(cursor)
+        ends = [(run.hashes[-1], len(run.hashes)) for run in opened]
+        inner = [(run.parent or 0, self._inner_tokens[name], name) for run in inside for name in run.hashes]
+        closed = [*(block for block in closed if block in stored), *left]
+        return HitEnds(self.align_tokens, self.interval_tokens, ends, inner, closed)
 
     def _add(  # noqa: PLR0917 - the fields of a note
         self,
@@ -158,7 +180,8 @@ class EngineEnds(Generic[K]):
         end: int,
         start: int,
         tree_blocks: Sequence[int],
-        due: dict[_Unit[K], None],
+        tokens: Sequence[int],
+        due: set[_Unit[K]],
     ) -> None:
         """Add a chain's units from `first` to `end`, and those before them that are missing, without names."""
         units, keys, align = self._units, self._keys, self.align_tokens
@@ -173,52 +196,78 @@ class EngineEnds(Generic[K]):
                 units[own[-1]] = unit
                 for key in own[:-1]:
                     self._with_part.setdefault(key, {})[unit] = None
-                if parent is not None:
-                    parent.children.append(unit)
             if unit.name is None:
                 place = (index + 1) * align // TREE_BLOCK_TOKENS - 1 - start
                 if 0 <= place < len(tree_blocks):
                     unit.name = tree_blocks[place]
                 elif place < 0 and parent is not None:
                     unit.name = parent.name
-            due[unit] = None
+            inner = (index + 1) * align % TREE_BLOCK_TOKENS
+            if inner and unit.inside is None and unit.name is not None and self._has_all(own[-1]):
+                last = (index + 1) * align
+                unit.inside = whole_hash(tokens[last - inner : last], unit.name), inner
+            due.add(unit)
             parent = unit
 
-    def _count(self, due: dict[_Unit[K], None]) -> None:
-        """Count anew what the kinds have up to the ends of these units and, where this changes, of those after them."""
-        queue = [(unit.index, number, unit) for number, unit in enumerate(due)]
-        heapify(queue)
-        number = len(queue)
-        while queue:
-            _, _, unit = heappop(queue)
-            counts, is_end = self._counts(unit)
-            if counts != unit.counts:
-                unit.counts = counts
-                for child in unit.children:
-                    if child not in due:
-                        due[child] = None
-                        number += 1
-                        heappush(queue, (child.index, number, child))
+    def _decide(self, due: set[_Unit[K]]) -> None:
+        """Count anew what groups have up to the ends of these units and, where this changes, of those after them."""
+        ordered = sorted(due, key=_INDEX)
+        counted: dict[_Unit[K], None] = {}
+        for unit in ordered:
+            if unit in due:
+                self._count(unit, due, counted)
+        for unit in counted:
+            is_end = 0 not in unit.rows and self._accepts(unit)
             if is_end != unit.is_end:
                 self._set(unit, is_end=is_end)
-            del due[unit]
-            if not counts[0]:
-                self._forget(unit, due)
+        for unit in reversed(ordered):
+            if not unit.rows[0] and unit.child is None and self._units.get(unit.keys[-1]) is unit:
+                self._forget(unit)
 
-    def _counts(self, unit: _Unit[K]) -> tuple[list[float], bool]:
-        has, parent, is_end, counts = self._has, unit.parent, True, []
-        for number, ((groups, _, needed), places) in enumerate(zip(self._kinds, self._key_places, strict=True)):
-            row = 0.0
-            for place in reversed(places):
-                key = unit.keys[place]
-                if not all(has(key, group) for group in groups):
+    def _count(self, first: _Unit[K], due: set[_Unit[K]], counted: dict[_Unit[K], None]) -> None:
+        """Count up to the end of a unit, and of those after it that this changes. The units before it are done."""
+        left: list[tuple[_Unit[K], Sequence[int]]] = [(first, self._all_kinds)]
+        while left:
+            unit, numbers = left.pop()
+            counted[unit] = None
+            if unit in due:
+                due.remove(unit)
+                numbers, unit.tails = self._all_kinds, self._tails(unit)
+            rows, tails, parent, changed = unit.rows, unit.tails, unit.parent, []
+            for number in numbers:
+                _, needed, places = self._kinds[number]
+                row: float = tails[number]
+                if row == len(places) and parent is not None:
+                    row = min(needed, row + parent.rows[number])
+                if row != rows[number]:
+                    rows[number] = row
+                    changed.append(number)
+            child = unit.child if changed else None
+            while child is not None:
+                left.append((child, changed))
+                child = child.next
+
+    def _tails(self, unit: _Unit[K]) -> list[int]:
+        """How many of a unit's blocks, the last ones in a row, the groups of each kind have."""
+        have, tails = [self._groups_with(key) for key in unit.keys], []
+        for bits, _, places in self._kinds:
+            tail = 0
+            for place in places:
+                if have[place] & bits != bits:
                     break
-                row += 1
-            else:
-                row = min(needed, row + (parent.counts[number] if parent is not None else 0))
-            counts.append(row)
-            is_end = is_end and row >= min(needed, (unit.index + 1) * len(places))
-        return counts, is_end
+                tail += 1
+            tails.append(tail)
+        return tails
+
+    def _has_all(self, key: K) -> bool:
+        """Whether a hit may end with this key, so that the name of an end inside a tree block is needed."""
+        return self._tells_inside and self._groups_with(key) & self._all_groups == self._all_groups
+
+    def _accepts(self, unit: _Unit[K]) -> bool:
+        """Whether all groups have what a hit at the end of a unit needs."""
+        end = unit.index + 1
+        counts = zip(unit.rows, self._kinds, strict=True)
+        return all(row >= needed or row >= end * len(places) for row, (_, needed, places) in counts)
 
     def _set(self, unit: _Unit[K], *, is_end: bool) -> None:
         unit.is_end = is_end
@@ -226,6 +275,15 @@ class EngineEnds(Generic[K]):
         self._latest.append((unit.index, unit.keys[-1]))
         name = unit.name
         if name is None:
+            return
+        if unit.inside is not None:
+            inside, tokens = unit.inside
+            if is_end:
+                self._inner_tokens[inside] = tokens
+                self._inside.store(inside, name)
+            else:
+                del self._inner_tokens[inside]
+                self._inside.remove(inside)
             return
         self._named[name] += 1 if is_end else -1
         if not self._named[name]:
@@ -238,36 +296,54 @@ class EngineEnds(Generic[K]):
             is_next = before is not None and self.align_tokens <= TREE_BLOCK_TOKENS  # else tree blocks lie between
             self.journal.store(name, before.name if before is not None and is_next else None)
 
-    def _forget(self, unit: _Unit[K], due: dict[_Unit[K], None]) -> None:
+    def _forget(self, unit: _Unit[K]) -> None:
         """Forget a unit without a last full-attention block, and those before it, unless others follow."""
-        while not unit.children and not unit.counts[0] and unit not in due:
-            del self._units[unit.keys[-1]]
-            for key in unit.keys[:-1]:
+        last: _Unit[K] | None = unit
+        while last is not None and last.child is None and not last.rows[0]:
+            del self._units[last.keys[-1]]
+            for key in last.keys[:-1]:
                 of_key = self._with_part[key]
-                del of_key[unit]
+                del of_key[last]
                 if not of_key:
                     del self._with_part[key]
-            parent = unit.parent
-            if parent is None:
-                return
-            parent.children.remove(unit)
-            unit = parent
+            last.leave()
+            last = last.parent
 
 
 class _Unit(Generic[K]):
     """The tokens of a chain from one multiple of the alignment to the next.
 
-    `name` is the last tree block that ends in the chain so far; None: not known. `counts` has the blocks in a row of
-    each kind, at most as many as it needs.
+    `name` is the last tree block that ends in the chain so far; None: not known. `inside` is the name of an end inside
+    the next tree block, and how many tokens into it. For each kind, `rows` has the blocks
+    in a row up to the end, at most as many as it needs, and `tails` those within the unit. The units that follow are
+    linked from `child` by `next`: lists would be one more object each for the garbage collector.
     """
 
-    __slots__ = ("children", "counts", "index", "is_end", "keys", "name", "parent")
+    __slots__ = ("child", "index", "inside", "is_end", "keys", "name", "next", "parent", "previous", "rows", "tails")
 
     def __init__(self, parent: _Unit[K] | None, index: int, keys: tuple[K, ...], kinds: int) -> None:
-        self.parent = parent
-        self.index = index
-        self.keys = keys
-        self.counts: list[float] = [0.0] * kinds
+        self.parent, self.index, self.keys = parent, index, keys
+        self.rows: list[float] = [0] * kinds
+        self.tails: list[int] = []
         self.name: int | None = None
+        self.inside: tuple[int, int] | None = None
         self.is_end = False
-        self.children: list[_Unit[K]] = []
+        self.child: _Unit[K] | None = None
+        self.previous: _Unit[K] | None = None
+        self.next: _Unit[K] | None = None if parent is None else parent.child
+        if parent is not None:
+            parent.child = self
+        if self.next is not None:
+            self.next.previous = self
+
+    def leave(self) -> None:
+        """Take the unit from those that follow its parent."""
+        if self.next is not None:
+            self.next.previous = self.previous
+        if self.previous is not None:
+            self.previous.next = self.next
+        elif self.parent is not None:
+            self.parent.child = self.next
+
+
+_INDEX: Final = attrgetter("index")

@@ -13,9 +13,11 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 from plait.backends.adapter.cache_journal import CacheJournal
 from plait.backends.adapter.calls_journal import CallsJournal
+from plait.backends.adapter.hit_ends import EngineEnds
 from plait.backends.adapter.tier_journal import TierJournal
 from plait.backends.protocol.cache_state import (
     CacheState,
@@ -261,6 +263,8 @@ class StateReporter:
     tier: Tier = "chunks"
     lower: Sequence[TierJournal] = ()
     """The tiers below the accelerator, the fastest first. They share the changes of `journal`."""
+    ends: EngineEnds[Any] | None = None
+    """Where hits can end, if not after each block. Shares the changes of `journal`."""
     untold: str = ""
     tokenizer: TokenizerFingerprint | None = None
     """For the embedded engine. In vLLM and SGLang, the API server adds it to each report."""
@@ -311,6 +315,8 @@ class StateReporter:
 
     def has_news(self, since: int, epoch: str | None, gateway: str | None) -> bool:
         """Whether a report since a cursor of `epoch` would have a change for the `gateway` that asks."""
+        if self.ends is not None:
+            self.ends.settle()
         return epoch not in {None, self.epoch} or self.calls.has_news(since, gateway)
 
     def report(
@@ -330,6 +336,8 @@ class StateReporter:
         `waiting_prompts` has the prompt length in tokens of each waiting call. The report leaves out the calls of the
         `gateway` that asks.
         """
+        if self.ends is not None:
+            self.ends.settle()
         cursor = since if epoch in {None, self.epoch} else None
         snapshot, stored, removed = self.journal.since(cursor)
         calls, ended = self.calls.since(None if snapshot else since, gateway)
@@ -352,6 +360,7 @@ class StateReporter:
             calls=calls,
             ended=ended,
             tiers=[one.since(cursor) for one in self.lower],
+            ends=None if self.ends is None else self.ends.since(None if snapshot else cursor, self.journal.stored),
             untold=self.untold,
         )
 

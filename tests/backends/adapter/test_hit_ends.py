@@ -9,7 +9,7 @@ import pytest
 
 from plait.backends.adapter.cache_journal import Changes
 from plait.backends.adapter.hit_ends import EngineEnds, Kind
-from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, chain
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, chain, whole_hash
 
 Chain = tuple[int, ...]
 
@@ -23,7 +23,7 @@ class Cache:
         self.have = {group: set[int]() for kind in kinds for group in kind.groups}
         self.ends = EngineEnds[int](
             kinds,
-            lambda key, group: key in self.have[group],
+            lambda key: sum((key in have) << group for group, have in self.have.items()),
             Changes(),
             key_tokens=key_tokens,
             align_tokens=align_tokens,
@@ -59,7 +59,7 @@ class Cache:
                         self.ends.changed(key)
             names = chain(tokens, TREE_BLOCK_TOKENS, 7)
             start, stop = done // self.align_tokens * self.align_tokens // TREE_BLOCK_TOKENS, end // TREE_BLOCK_TOKENS
-            self.ends.computed(keys, done, end, start, names[start:stop])
+            self.ends.computed(keys, done, end, start, names[start:stop], tokens)
             done = end
 
     def evict(self) -> None:
@@ -96,7 +96,7 @@ KINDS = [
 @pytest.mark.parametrize(("kinds", "key_tokens", "align_tokens"), KINDS)
 def test_the_deepest_end_is_that_of_a_search(kinds: list[Kind], key_tokens: int, align_tokens: int, seed: int) -> None:
     cache = Cache(seed, kinds, key_tokens=key_tokens, align_tokens=align_tokens)
-    told: dict[int, bool] = {}
+    told = set[int]()
     cursor = 0
     for _ in range(60):
         cache.compute(cache.prompt()) if cache.random.random() < 0.6 else cache.evict()
@@ -111,21 +111,30 @@ def test_the_deepest_end_is_that_of_a_search(kinds: list[Kind], key_tokens: int,
                 assert cache.ends.has_changed(keys, changes, before[id(tokens)])
             most = cache.random.randrange(len(tokens))
             assert cache.ends.deepest(keys, most) == cache.hit(tokens, most)
-        report = cache.ends.since(cursor)
+        report = cache.ends.since(cursor, told)
         cursor = cache.ends.journal.cursor
-        told |= dict.fromkeys(report.closed, False)
+        told.difference_update(report.closed)
         assert not set(report.closed) & {last for last, _ in report.opened}
-        names = {}
+        names = set[int]()
         for tokens in cache.prompts:
             path = chain(tokens, TREE_BLOCK_TOKENS, 7)
             for end in range(align_tokens, len(tokens) + 1, align_tokens):
                 if cache.ends.deepest(cache.keys(tokens), end) == end and end >= TREE_BLOCK_TOKENS:
-                    names[path[end // TREE_BLOCK_TOKENS - 1]] = True
+                    rest = end % TREE_BLOCK_TOKENS
+                    names.add(whole_hash(tokens[end - rest : end], path[end // TREE_BLOCK_TOKENS - 1]))
             for last, blocks in report.opened:
                 if last in path:
                     end = path.index(last) + 1
-                    told |= dict.fromkeys(path[end - blocks : end], True)
-        assert {name for name, is_end in told.items() if is_end} == names.keys()
+                    told.update(path[end - blocks : end])
+        for before_it, inner, name in report.inside:
+            assert any(
+                whole_hash(tokens[place * TREE_BLOCK_TOKENS :][:inner], before_it) == name
+                for tokens in cache.prompts
+                for place, block in enumerate(chain(tokens, TREE_BLOCK_TOKENS, 7), 1)
+                if block == before_it
+            )
+            told.add(name)
+        assert told == names
 
 
 def test_after_a_reset_there_is_no_end() -> None:
@@ -135,4 +144,4 @@ def test_after_a_reset_there_is_no_end() -> None:
     cache.ends.settle()
     cache.ends.clear()
     assert cache.ends.deepest(cache.keys(tokens), len(tokens)) == 0
-    assert cache.ends.since(None).opened == []
+    assert cache.ends.since(None, ()).opened == []

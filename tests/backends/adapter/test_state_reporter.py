@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from plait.backends.adapter.cache_journal import CacheJournal
+from plait.backends.adapter.hit_ends import EngineEnds, Kind
 from plait.backends.adapter.state_reporter import StateReporter
 from plait.backends.protocol.cache_state import (
     CacheState,
+    HitEnds,
     IterationState,
     KvState,
     QueueState,
@@ -75,3 +77,31 @@ def test_a_cursor_counts_in_its_own_epoch_only() -> None:
         assert (state.snapshot, state.stored) == (False, [StoredRun(1, [2])])
     state = reported(reporter, 1, "before")
     assert (state.snapshot, state.stored) == (True, [StoredRun(None, [1, 2])])
+
+
+def test_a_report_tells_where_hits_can_end() -> None:
+    reporter, have = new_reporter(), {10: 3, 11: 3, 12: 3}
+    assert reported(reporter).ends is None
+    reporter.untold = "its size"
+    ends = reporter.ends = EngineEnds[int](
+        [Kind((0,), 64), Kind((1,), 64, 1)],
+        lambda key: have.get(key, 0),
+        reporter.journal.changes,
+        key_tokens=64,
+        align_tokens=64,
+    )
+    for block, parent in ((1, None), (2, 1), (3, 2)):
+        reporter.journal.store(block, parent)
+    ends.computed([10, 11, 12], 0, 192, 0, [1, 2, 3], ())
+    state = reported(reporter)
+    assert (state.ends, state.untold) == (HitEnds(64, 0, [(3, 3)]), "its size")
+    assert not reporter.has_news(state.cursor, None, None)
+    have[11] = 1
+    ends.changed(11)
+    assert reporter.has_news(state.cursor, None, None), "the windows alone have lost a block"
+    del have[12]
+    ends.changed(12)
+    reporter.journal.remove(3)
+    later = reported(reporter, state.cursor)
+    assert later.ends == HitEnds(64, 0, closed=[2]), "what is removed has no end either"
+    assert later.removed == [3]

@@ -5,8 +5,8 @@ caches a request's blocks, the request's tokens are known, so the hash of the tr
 (`plait.policy.prefix.block_hash`) can be computed from the same tokens, LoRA and salt. When vLLM evicts a block, the
 block's own hash tells which tree block has lost a part.
 
-For a model with several kinds of attention, the blocks of the first full-attention group are reported, which bound a
-prefix hit from above. Blocks whose KV depends on more than tokens (behind an image, prompt embeddings) are left out.
+For a model with several kinds of attention, the blocks of the first full-attention group are reported, and where a hit
+can end (`EngineEnds`). Blocks whose KV depends on more than tokens (behind an image, prompt embeddings) are left out.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from plait.backends.adapter.cache_journal import CacheJournal
+from plait.backends.adapter.hit_ends import EngineEnds, Kind
 from plait.backends.adapter.tree_block_tiers import TreeBlockTiers
 from plait.backends.protocol.cache_state import KvGroup, KvState
 from plait.backends.vllm.tiered_blocks import TieredBlocks
@@ -37,19 +38,30 @@ class PoolObserver:
         self.tiered = TieredBlocks(self.journal, chunk_blocks) if chunk_blocks else None
         self.blocks = self.tiered or TreeBlocks(TreeBlockTiers(self.journal))
         self.block_tokens = block_tokens
-        self.group_suffix = group_id.to_bytes(4, "big")
-        """vLLM appends this to a block's hash to name the block within a KV cache group."""
+        self.group_suffix = suffix(group_id)
         self.groups: list[KvGroup] = []
         """The groups that share the pool, for the reports (see `KvState`)."""
+        self.ends: EngineEnds[bytes] | None = None
+        """Where hits can end, if not after each block."""
+        self.untold = ""
+        """See `CacheState`."""
         self._pool = pool
         self._group_id = group_id
         self._model = model
+        self._groups_with: dict[bytes, int] = {}  # for `ends`, by a block's hash
         self._idle: set[int] = set()  # ids of cached blocks that no request uses
         self._follow_map()
         wrap(pool, "cache_full_blocks", self._cache_full_blocks)
         wrap(pool, "touch", self._touch)
         wrap(pool, "free_blocks", self._free_blocks)
         wrap(pool, "reset_prefix_cache", self._reset_prefix_cache)
+
+    def follow_ends(self, kinds: Sequence[Kind], align_tokens: int, interval_tokens: int) -> None:
+        """Follow what all `kinds` of groups keep (see `EngineEnds`)."""
+        sizes = {"key_tokens": self._pool.hash_block_size, "align_tokens": align_tokens}
+        have, changes = self._groups_with, self.journal.changes
+        self.ends = EngineEnds(kinds, lambda key: have.get(key, 0), changes, **sizes, interval_tokens=interval_tokens)
+        self._note_changes(self.ends)
 
     def kv_state(self) -> KvState:
         """The pool's current counts of blocks. vLLM keeps one block for itself."""
@@ -86,6 +98,32 @@ class PoolObserver:
 
         blocks.insert, blocks.pop = insert, pop
 
+    def _note_changes(self, ends: EngineEnds[bytes]) -> None:
+        """Wrap the map's `insert` and `pop` once more, for the blocks of all groups."""
+        blocks, changed, have = self._pool.cached_block_hash_to_block, ends.changed, self._groups_with
+        inner_insert, inner_pop, get = blocks.insert, blocks.pop, blocks.get_one_block
+        bits = {suffix(group): 1 << group for group in range(len(self.groups))}
+
+        def insert(key: bytes, block: Any) -> None:
+            inner_insert(key, block)
+            block_hash, bit = key[:-4], bits[key[-4:]]
+            before = have.get(block_hash, 0)
+            if not before & bit:
+                have[block_hash] = before | bit
+                changed(block_hash)
+
+        def pop(key: bytes, block_id: int) -> Any:
+            block = inner_pop(key, block_id)
+            if block is not None and get(key) is None:
+                block_hash = key[:-4]
+                have[block_hash] ^= bits[key[-4:]]
+                changed(block_hash)
+                if not have[block_hash]:
+                    del have[block_hash]
+            return block
+
+        blocks.insert, blocks.pop = insert, pop
+
     def _cache_full_blocks(  # noqa: PLR0917 - vLLM's own parameters
         self,
         cache: Callable[..., None],
@@ -101,10 +139,13 @@ class PoolObserver:
         if kv_cache_group_id == self._group_id:
             if self.tiered is not None:
                 self.tiered.chunked(blocks, num_cached_blocks, num_full_blocks)
-            self._compose(request, blocks, num_cached_blocks, num_full_blocks)
+            start, hashes = self._compose(request, blocks, num_cached_blocks, num_full_blocks)
+            if self.ends is not None:
+                first, end = num_cached_blocks * block_size, num_full_blocks * block_size
+                self.ends.computed(request.block_hashes, first, end, start, hashes, request.all_token_ids)
 
-    def _compose(self, request: Any, blocks: list[Any], first: int, end: int) -> None:
-        """Name the tree blocks whose last engine block is one of `blocks[first:end]`.
+    def _compose(self, request: Any, blocks: list[Any], first: int, end: int) -> tuple[int, Sequence[int]]:
+        """Name the tree blocks whose last engine block is one of `blocks[first:end]`. Returns (first index, names).
 
         Engine blocks that no tokens determine are left out, with what they have of other tree blocks.
         """
@@ -112,7 +153,7 @@ class PoolObserver:
         end = min(end, _hashable_tokens(request) // tokens)
         start, stop = first * tokens // size, end * tokens // size
         if start >= stop:
-            return
+            return start, ()
         before = self._hash_before(request, blocks, start)
         parent = before if start else None
         hashes = chain(request.all_token_ids[start * size : stop * size], size, before)
@@ -121,6 +162,7 @@ class PoolObserver:
             if None not in keys:
                 self.blocks.composed(tree_block, parent, keys)
             parent = tree_block
+        return start, hashes
 
     def _hash_before(self, request: Any, blocks: list[Any], index: int) -> int:
         """The chain's hash before a request's tree block `index`; recomputed only if the block before is not known."""
@@ -152,7 +194,16 @@ class PoolObserver:
             self._idle.clear()
             self.blocks.clear()
             self._follow_map()  # vLLM has made a new map
+            if self.ends is not None:
+                self.ends.clear()
+                self._groups_with.clear()
+                self._note_changes(self.ends)
         return done
+
+
+def suffix(group: int) -> bytes:
+    """What vLLM appends to a block's hash to name the block within a KV cache group."""
+    return group.to_bytes(4, "big")
 
 
 def wrap(target: Any, name: str, around: Callable[..., Any]) -> None:

@@ -117,6 +117,8 @@ class VllmDriver:
     @property
     def cursor(self) -> int:
         """The number of changes of the cache and of calls so far."""
+        if self.observer.ends is not None:
+            self.observer.ends.settle()
         return self.observer.journal.cursor
 
     def has_news(self, since: int, epoch: str | None, gateway: str | None) -> bool:
@@ -186,6 +188,8 @@ def _reporter(  # noqa: PLR0917 - the parts of one report
         slots=slots,
         tier=tier,
         lower=lower,
+        ends=observer.ends,
+        untold=observer.untold,
     )
 
 

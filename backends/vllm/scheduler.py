@@ -12,6 +12,7 @@ from plait.backends.vllm import plugin
 from plait.backends.vllm.cache_state import PoolObserver
 from plait.backends.vllm.compatibility import RANKS, REQUIRED, limiting
 from plait.backends.vllm.driver import VllmDriver, served_model
+from plait.backends.vllm.hit_kinds import hit_kinds, left_interval
 from plait.backends.vllm.offloading import find_offloading
 
 if TYPE_CHECKING:
@@ -147,6 +148,9 @@ def _driver(scheduler: Any) -> VllmDriver:
         chunk_blocks=0 if offloading is None else offloading.chunk_blocks,
     )
     observer.groups = kv_groups(scheduler)
+    kinds, observer.untold = hit_kinds(scheduler)
+    if kinds:
+        observer.follow_ends(kinds, manager.coordinator.scheduler_block_size, left_interval(manager.coordinator))
     lower = () if offloading is None else (offloading.follow(observer),)
     statuses = load("vllm.v1.request.RequestStatus")
     return VllmDriver(scheduler, observer, settings, statuses=statuses, tier=tier, lower=lower)

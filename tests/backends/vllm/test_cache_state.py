@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.backends.protocol.cache_state import KvState
+from plait.backends.adapter.hit_ends import Kind
+from plait.backends.protocol.cache_state import KvGroup, KvState
 from plait.backends.vllm.cache_state import PoolObserver
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from tests.backends.vllm.fake_pool import Block, Pool, Request, image_at, request
@@ -202,3 +203,26 @@ def test_also_when_the_prefix_itself_was_never_named() -> None:
     observer.blocks.clear()
     pool.cache_full_blocks(request(TOKENS, 32), [*blocks[:6], *pool.take(2)], 6, 8, 32, 0)
     assert stored(observer) == [HashChain(64, root_hash("tiny"), TOKENS).hashes[3]]
+
+
+def test_a_hit_ends_where_all_groups_have_what_it_needs() -> None:
+    pool, observer = observed(blocks=60)
+    observer.groups = [KvGroup(16), KvGroup(16, 2)]
+    observer.follow_ends([Kind((0,), 16), Kind((1,), 16, 2)], 16, 0)
+    assert observer.ends is not None
+    full, keys = run(pool, 16, TOKENS), request(TOKENS, 16).block_hashes
+    assert observer.ends.deepest(keys, 300) == 0
+    windows = run(pool, 16, TOKENS, group=1)
+    assert observer.ends.deepest(keys, 300) == 288
+    assert observer.ends.deepest(keys, 287) == 272
+    pool.free_blocks([*windows[14:15], *full[::-1], *windows[:14], *windows[15:]])
+    pool.take(pool.get_num_free_blocks() - len(full) - len(windows) + 1)
+    assert observer.ends.deepest(keys, 300) == 288
+    assert observer.ends.deepest(keys, 270) == 224, "no window before token 240 or 256"
+    assert pool.free
+    pool.free_blocks([block for block in pool.blocks if block.ref_cnt])
+    assert pool.reset_prefix_cache()
+    assert observer.ends.deepest(keys, 300) == 0
+    run(pool, 16, TOKENS)
+    run(pool, 16, TOKENS, group=1)
+    assert observer.ends.deepest(keys, 300) == 288

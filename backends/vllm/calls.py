@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any, Final, cast
 
+from plait.backends.adapter.hit_ends import EngineEnds
 from plait.backends.adapter.prefix_search import cached_blocks, shared_blocks
 from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.backends.vllm.cache_state import PoolObserver
@@ -35,12 +37,15 @@ class VllmCall(LocalCall):
     """The key of the prefix's last block; None if nothing was found."""
     first_miss: bytes | None = field(default=None, kw_only=True)
     """The key of the block after the prefix; None if there is no further block."""
+    searched_at: int | None = field(default=None, kw_only=True)
+    """`EngineEnds.changes` at the last search; None: no search yet. Engines with ends use this, not the two keys."""
 
     def follow_waiting(self, request: Any) -> None:
         """Update from a waiting request. After a preemption, the output so far has to be computed again too."""
         output_tokens = request.num_tokens - request.num_prompt_tokens
         if not self.waits or output_tokens != self.output_tokens:
             self.last_hit, self.first_miss = _UNKNOWN, None  # blocks of the output can be hit too now
+            self.searched_at = None
         self.waits = True
         self.prompt_tokens = request.num_prompt_tokens
         self.computed_tokens = 0
@@ -76,8 +81,8 @@ def vllm_call(request: Any, annotations: EngineAnnotations, now_s: float, sequen
 class VllmFacts:
     """The EngineFacts of one vLLM scheduler.
 
-    The facts are exact for models with one kind of attention. For other models, a waiting call's blocks are counted in
-    the observed KV cache group only; vLLM checks again before it admits a call.
+    The facts are exact, unless the adapter cannot follow a model's groups (`PoolObserver.untold`). Then a waiting
+    call's blocks are counted in the observed KV cache group only; vLLM checks again before it admits a call.
     """
 
     def __init__(self, scheduler: Any, compatible: CompatibleScheduler, observer: PoolObserver) -> None:
@@ -88,15 +93,23 @@ class VllmFacts:
         """Running calls that have nothing to compute now. No plan has them."""
         self.ending_blocks = 0
         """Blocks of calls whose last token is in flight, at the end of vLLM's list. vLLM preempts these calls first."""
+        self.found: dict[VllmCall, Any] = {}
+        """What waiting calls hit, by group, as long as an iteration is planned."""
         self._scheduler = scheduler
         self._compatible = compatible
         self._observer = observer
+        self._ends = observer.ends
         self._copies = observer.blocks.copies
         self._pool = scheduler.kv_cache_manager.block_pool
         self._managers = scheduler.kv_cache_manager.coordinator.single_type_managers
         self._lookahead_tokens: int = scheduler.num_lookahead_tokens
         self._max_model_len: int = scheduler.max_model_len
         self._hashes_per_block: int = observer.block_tokens // self._pool.hash_block_size
+        self._coordinator = scheduler.kv_cache_manager.coordinator
+        self._counted = signature(self._coordinator.get_num_blocks_to_allocate).parameters if self._ends else ()
+        has_states = self._ends is not None and any(hasattr(one, "mamba_cache_mode") for one in self._managers)
+        self.shares_in_iteration: bool = not has_states
+        """Whether other calls can hit a block as soon as its computation is scheduled: all but states."""
 
     @property
     def max_running_calls(self) -> int:
@@ -114,7 +127,13 @@ class VllmFacts:
 
         Two look-ups, one on each side of the known prefix's end, show whether it is still the same. If not, search.
         """
-        call, copies = cast("VllmCall", call), self._copies
+        call, copies, ends = cast("VllmCall", call), self._copies, self._ends
+        if ends is not None:
+            if call.searched_at is None or ends.has_changed(call.block_hashes, call.searched_at, call.hit_tokens):
+                most = self._most_hit_blocks(call) * self._observer.block_tokens
+                call.hit_tokens = ends.deepest(call.block_hashes, most, call.hit_tokens or call.hint_tokens)
+            call.searched_at = ends.changes
+            return call.hit_tokens
         if call.first_miss in copies or (call.last_hit is not None and call.last_hit not in copies):
             self._search(call)
         return call.hit_tokens
@@ -122,6 +141,8 @@ class VllmFacts:
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
         """How many free blocks `new_tokens` more of a call take. Cached blocks that no call uses yet count as free."""
         call = cast("VllmCall", call)
+        if self._ends is not None and (call.waits or not self.shares_in_iteration):
+            return self._blocks_of_groups(call, new_tokens)
         if call.waits:
             return self._blocks_to_admit(call, new_tokens)
         tokens = min(call.computed_tokens + new_tokens + self._lookahead_tokens, self._max_model_len)
@@ -143,14 +164,11 @@ class VllmFacts:
     loading: Final[Sequence[LocalCall]] = ()
     """Empty: vLLM keeps calls whose blocks are being loaded out of its queue itself."""
 
-    @property
-    def shares_in_iteration(self) -> bool:
-        """True: other calls can hit a block in vLLM as soon as its computation is scheduled."""
-        return True
-
     def stored_tokens(self, call: LocalCall) -> int:
         """How many tokens of a running call other calls can find in the cache."""
-        return call.computed_tokens
+        if self._ends is None:
+            return call.computed_tokens
+        return self._ends.deepest(cast("VllmCall", call).block_hashes, call.computed_tokens, call.computed_tokens)
 
     def block_key(self, call: LocalCall, tokens: int) -> bytes | None:
         """The key of the block after a call's first `tokens`; None if it is not whole or the call reads no cache."""
@@ -164,7 +182,46 @@ class VllmFacts:
         call, other = cast("VllmCall", call), cast("VllmCall", other)
         most = min(self._most_hit_blocks(call), self._hashed_blocks(other)) * self._hashes_per_block
         blocks = shared_blocks(call.block_hashes, other.block_hashes, most) // self._hashes_per_block
-        return blocks * self._observer.block_tokens
+        tokens = blocks * self._observer.block_tokens
+        return tokens if self._ends is None else self._left_by(other, tokens, self._ends)
+
+    def _left_by(self, call: VllmCall, tokens: int, ends: EngineEnds[bytes]) -> int:
+        """The deepest end that a call will leave within its first `tokens`; 0: none.
+
+        vLLM keeps what a hit needs at each interval, at the end of the prompt, and at the end of the longer prefix that
+        the call has found in full attention only.
+        """
+        if call.waits:
+            junction = ends.leading(call.block_hashes, call.prompt_tokens - 1)
+        else:
+            junction = getattr(self._scheduler.requests[call.call_id], "shared_prefix_boundary", 0)
+        left = [one // ends.align_tokens * ends.align_tokens for one in (call.prompt_tokens - 1, junction)]
+        if ends.interval_tokens:
+            left.append(tokens // ends.interval_tokens * ends.interval_tokens)
+        return max((end for end in left if end <= tokens), default=0)
+
+    def _blocks_of_groups(self, call: VllmCall, new_tokens: int) -> int:
+        """VLLM's own count over all groups."""
+        coordinator, found, computed_tokens = self._coordinator, [()] * len(self._managers), call.computed_tokens
+        if call.waits:
+            computed_tokens = self.cached_tokens(call)
+            if call not in self.found:
+                self.found[call] = coordinator.find_longest_cache_hit(call.block_hashes, computed_tokens)[0]
+            found = self.found[call]
+        coordinator.new_step_starts()  # as `schedule()` does; else a state of the step before could not be hit
+        tokens = computed_tokens + new_tokens
+        counted = {
+            "request_id": call.call_id,
+            "num_tokens": min(tokens + self._lookahead_tokens, self._max_model_len),
+            "new_computed_blocks": found,
+            "num_encoder_tokens": 0,
+            "total_computed_tokens": computed_tokens,
+            "num_local_computed_tokens": computed_tokens,
+            "num_tokens_main_model": tokens,
+            "apply_admission_cap": False,
+            "prefill_end": call.prompt_tokens + max(0, call.output_tokens - 1),
+        }
+        return int(coordinator.get_num_blocks_to_allocate(**{name: counted[name] for name in self._counted}))
 
     def _blocks_to_admit(self, call: VllmCall, new_tokens: int) -> int:
         block_tokens = self._observer.block_tokens

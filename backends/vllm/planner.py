@@ -55,7 +55,7 @@ class VllmPlanner:
 
     def step(self, now_s: float, schedule: Callable[[], Any]) -> Any:
         """Schedule an iteration by a plan, and return vLLM's output. `schedule` is vLLM's own method."""
-        self.facts.in_flight = self._latest()
+        self.facts.in_flight, self.facts.found = self._latest(), {}
         paused = self._scheduler.pause_state.value  # in part or in full: vLLM decides what runs
         output = schedule() if paused else self._planned(now_s, schedule)
         if output.num_scheduled_tokens and self._measuring is not None:

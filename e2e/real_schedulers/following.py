@@ -5,18 +5,21 @@ from __future__ import annotations
 import random
 
 from e2e.real_schedulers.built_engine import BuiltEngine
-from plait.backends.protocol.cache_state import CacheState, LowerTier, OutstandingCall
+from plait.backends.protocol.cache_state import CacheState, HitEnds, LowerTier, OutstandingCall
 
 
 class Follower:
     """Knows what the reports say, as a `gateway` does: `known` has the tree blocks with their parents.
 
-    `below` has those of the tiers below the accelerator. `calls` are the other gateways' by number.
+    `below` has those of the tiers below the accelerator. `ends` are those after which a hit can end, and `inside` the
+    names of the ends inside blocks, of an engine that tells them. `calls` are the other gateways' by number.
     """
 
     def __init__(self, engine: BuiltEngine, gateway: str | None = None) -> None:
         self.known: dict[int, int | None] = {}
         self.below: dict[str, dict[int, int | None]] = {}
+        self.ends: set[int] = set()
+        self.inside: set[int] = set()
         self.calls: dict[int, OutstandingCall] = {}
         self._gateway = gateway
         self._engine = engine
@@ -29,6 +32,8 @@ class Follower:
         if state.snapshot:
             self.known.clear()
             self.below.clear()
+            self.ends.clear()
+            self.inside.clear()
             self.calls.clear()
         for number in state.ended:
             self.calls.pop(number, None)
@@ -36,9 +41,22 @@ class Follower:
         _apply(self.known, state)
         for tier in state.tiers:
             _apply(self.below.setdefault(tier.tier, {}), tier)
+        if state.ends is not None:
+            self._take_ends(state.ends)
         state.check()
         self._cursor, self._epoch = state.cursor, state.epoch
         return state
+
+    def _take_ends(self, told: HitEnds) -> None:
+        self.inside.difference_update(told.closed)
+        self.inside.update(name for _, _, name in told.inside)
+        self.ends = self.ends.difference(told.closed) & self.known.keys()
+        for last, blocks in told.opened:
+            block: int | None = last
+            for _ in range(blocks):
+                assert block is not None
+                self.ends.add(block)
+                block = self.known[block]
 
     def check(self) -> None:
         """Compare the next report with the engine's own cache."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from math import gcd, lcm
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec
 from vllm.v1.kv_offload.base import make_offload_key
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -46,6 +48,10 @@ class Setup:
     block_tokens: int = PAGE_TOKENS
     max_batch_tokens: int = 512
     max_running: int = MAX_RUNNING_CALLS
+    groups: Sequence[Any] = ()
+    """Specs of KV cache groups beside the one with full attention."""
+    interval: int | None = 0
+    """How often windows and states keep what a hit needs; 0: where prompts end, None: everywhere."""
     host_chunks: int = 0
     chunk_blocks: int = 1
     offloading: Mapping[str, Any] = field(default_factory=dict)
@@ -60,7 +66,11 @@ class Engine:
         init_none_hash(sha256)
         config = _config(setup)
         spec = FullAttentionSpec(block_size=setup.block_tokens, num_kv_heads=1, head_size=32, dtype=torch.bfloat16)
-        groups = [KVCacheGroupSpec(["layer"], spec)]
+        specs = [spec, *setup.groups]
+        groups = [KVCacheGroupSpec([f"layer-{number}"], one) for number, one in enumerate(specs)]
+        sizes = [one.block_size for one in specs]
+        if any(isinstance(one, MambaSpec) for one in specs):
+            config.cache_config.mamba_cache_mode = "align"
         make: Callable[..., Any] = AsyncScheduler if setup.asynchronous else Scheduler
         if setup.plait is not None:
             make = create_scheduler
@@ -70,10 +80,11 @@ class Engine:
                 num_blocks=setup.blocks,
                 kv_cache_tensors=tensors(setup.blocks * setup.block_tokens),
                 kv_cache_groups=groups,
+                **_retention(setup.interval),
             ),
             structured_output_manager=StructuredOutputManager(config),
-            block_size=setup.block_tokens,
-            hash_block_size=setup.block_tokens,
+            block_size=lcm(*sizes),
+            hash_block_size=gcd(*sizes),
             log_stats=True,
         )
         if policy is not None:
@@ -83,7 +94,7 @@ class Engine:
         self.requests: dict[str, Request] = {}
         self.worker = Worker()
         self.before_result: Callable[[], None] = lambda: None
-        self._hasher = get_request_block_hasher(setup.block_tokens, sha256)
+        self._hasher = get_request_block_hasher(gcd(*sizes), sha256)
         self._in_flight: list[Any] = []
         self._names = itertools.count()
 
@@ -136,20 +147,31 @@ class Engine:
         arrival_time: float | None = None,
         **annotations: Any,
     ) -> str:
-        name = name or f"call-{next(self._names)}"
-        sampling = SamplingParams(max_tokens=output_tokens, ignore_eos=True, extra_args=annotations or None)
-        request = Request(
-            request_id=name,
+        request = self.request(prompt, output_tokens, name, salt, arrival_time, annotations)
+        name = request.request_id
+        self.scheduler.add_request(request)
+        self.tokens[name], self.requests[name] = [], request
+        return name
+
+    def request(  # noqa: PLR0917 - the fields of a request
+        self,
+        prompt: Sequence[int],
+        output_tokens: int = 1,
+        name: str | None = None,
+        salt: str | None = None,
+        arrival_time: float | None = None,
+        annotations: Mapping[str, Any] | None = None,
+    ) -> Request:
+        """A request that the engine has not got yet."""
+        return Request(
+            request_id=name or f"call-{next(self._names)}",
             prompt_token_ids=list(prompt),
             arrival_time=arrival_time,
-            sampling_params=sampling,
+            sampling_params=SamplingParams(max_tokens=output_tokens, ignore_eos=True, extra_args=annotations or None),
             pooling_params=None,
             cache_salt=salt,
             block_hasher=self._hasher,
         )
-        self.scheduler.add_request(request)
-        self.tokens[name], self.requests[name] = [], request
-        return name
 
     def abort(self, name: str) -> None:
         self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
@@ -267,6 +289,16 @@ def _computed_before(output: Any, name: str) -> int:
             return int(new.num_computed_tokens)
     cached = output.scheduled_cached_reqs
     return int(cached.num_computed_tokens[cached.req_ids.index(name)])
+
+
+def _retention(interval: int | None) -> dict[str, int | None]:
+    """Before 0.30, an environment variable has the interval."""
+    if "prefix_cache_retention_interval" in {one.name for one in fields(KVCacheConfig)}:
+        return {"prefix_cache_retention_interval": interval}
+    os.environ.pop("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", None)
+    if interval is not None:
+        os.environ["VLLM_PREFIX_CACHE_RETENTION_INTERVAL"] = str(interval)
+    return {}
 
 
 def _config(setup: Setup) -> VllmConfig:

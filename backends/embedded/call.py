@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 
@@ -32,6 +32,16 @@ class EmbeddedCall(LocalCall):
     """The leading blocks that were cached at the last look-up."""
     loadable_blocks: int = field(default=0, kw_only=True)
     """The blocks after these that lower tiers had."""
+    prompt: Sequence[int] = field(default=(), kw_only=True)
+    """The tokens of the prompt, which an engine with a sliding window needs."""
+    hit_blocks: int = field(default=0, kw_only=True)
+    """The part of the matched blocks that a hit takes beside a sliding window."""
+    searched_at: int = field(default=-1, kw_only=True)
+    """`EngineEnds.changes` when the hit was searched."""
+    window_blocks: list[int] = field(default_factory=list, kw_only=True)
+    """The window's KV blocks while the call runs, up to the same place as `blocks`."""
+    settled_tokens: int = field(default=0, kw_only=True)
+    """The tokens computed before the call's last iteration."""
     kept: list[int] = field(default_factory=list, kw_only=True)
     """KV blocks that must not be evicted while the call waits."""
     loaded_tokens: int = field(default=0, kw_only=True)

@@ -25,6 +25,7 @@ from plait.backends.adapter.state_reporter import StateReporter
 from plait.backends.embedded.call import EmbeddedCall, Output
 from plait.backends.embedded.kv_blocks import KvBlocks, Load
 from plait.backends.embedded.lower_tiers import TierSettings
+from plait.backends.embedded.windowed_blocks import WindowedBlocks
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
 from plait.policy.costs.cost_model import CostModel
@@ -47,6 +48,8 @@ class EmbeddedFacts:
         """Other calls can hit a block once its computation is scheduled."""
         self.loading: dict[LocalCall, Load] = {}
         """The waiting calls whose blocks are being loaded from lower tiers."""
+        self.window = blocks if isinstance(blocks, WindowedBlocks) else None
+        """The blocks, if they have a window."""
         self._cache = blocks.cache
         self._matched = blocks.matched
         self._loadable = blocks.loadable
@@ -70,19 +73,21 @@ class EmbeddedFacts:
         Cached blocks that no call uses count as free, so a waiting call's hits on them are included.
         """
         assert isinstance(call, EmbeddedCall)
+        more = self.window.window_needed(call, new_tokens) if self.window is not None else 0
         if call.blocks:
-            return -(-(call.computed_tokens + new_tokens) // self._block_tokens) - len(call.blocks)
-        idle = self._cache.idle(call.chain.hashes, self._matched(call))
-        return -(-new_tokens // self._block_tokens) + idle + (self._loadable(call) if self._has_lower else 0)
+            return -(-(call.computed_tokens + new_tokens) // self._block_tokens) - len(call.blocks) + more
+        more += self._cache.idle(call.chain.hashes, self._matched(call))
+        return -(-new_tokens // self._block_tokens) + more + (self._loadable(call) if self._has_lower else 0)
 
     def blocks_freed(self, call: LocalCall) -> int:
         """How many blocks preempting a running call would free."""
         assert isinstance(call, EmbeddedCall)
-        return self._cache.exclusive(call.blocks)
+        return self._cache.exclusive(call.blocks + call.window_blocks)
 
     def stored_tokens(self, call: LocalCall) -> int:
         """How many tokens of a running call other calls can find in the cache."""
-        return call.computed_tokens
+        tokens = call.computed_tokens
+        return tokens if self.window is None else self.window.end_of(cast("EmbeddedCall", call), tokens)
 
     def block_key(self, call: LocalCall, tokens: int) -> int | None:
         """The hash of the block after the call's first `tokens`; None if the call has no whole block there."""
@@ -96,7 +101,8 @@ class EmbeddedFacts:
         assert isinstance(other, EmbeddedCall)
         own, others = call.chain.hashes, other.chain.hashes
         most = min(len(others), (call.prompt_tokens + call.output_tokens - 1) // self._block_tokens)
-        return shared_blocks(own, others, most) * self._block_tokens
+        tokens = shared_blocks(own, others, most) * self._block_tokens
+        return tokens if self.window is None else self.window.end_of(other, tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +124,8 @@ class EngineSettings:
     seed: int = 0
     lower: tuple[TierSettings, ...] = ()
     """The tiers below the KV cache, the fastest first."""
+    window_tokens: int = 0
+    """The window of a second group of layers, whose blocks come from the same cache. 0: all layers see all tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +188,14 @@ class Engine:
         self.tokenizer = tokenizer
         self._scheduler = scheduler or SCHEDULERS[settings.scheduler]()
         self._measuring = measuring(self._scheduler, cost_model)
-        self._blocks = KvBlocks(settings.kv_tokens, settings.block_tokens, settings.lower)
+        size, window_tokens = (settings.kv_tokens, settings.block_tokens), settings.window_tokens
+        if window_tokens and settings.lower:
+            raise ValueError(f"a window of {window_tokens} tokens: the KV cache can have no lower tiers beside it")
+        self._blocks = KvBlocks(*size, settings.lower)
+        if window_tokens:
+            self._blocks = WindowedBlocks(*size, window_tokens, settings.max_batch_tokens)
+        self.room_tokens = self._blocks.room_tokens
+        """The tokens of the longest call whose KV fits into an otherwise empty cache."""
         self.journal = self._blocks.journal
         self.facts = EmbeddedFacts(
             self._blocks, max_batch_tokens=settings.max_batch_tokens, max_running_calls=settings.max_running_calls
@@ -192,7 +207,7 @@ class Engine:
             engine=settings.name, kind="embedded", epoch=epoch, model=settings.model, tokenizer=tokenizer,
             block_tokens=settings.block_tokens,
             policy=settings.scheduler, journal=self.journal, takes_objectives=True, slots=settings.max_running_calls,
-            lower=self._blocks.lower.told,
+            lower=self._blocks.lower.told, ends=self._blocks.ends,
         )  # fmt: skip
         self._iterations = self._reporter.iterations
         self.refinable = self._reporter.refinable
@@ -206,7 +221,7 @@ class Engine:
 
     def fits(self, prompt_tokens: int, output_tokens: int) -> bool:
         """Whether a call's KV fits into an otherwise empty cache."""
-        return self._blocks.blocks_for(prompt_tokens + output_tokens) <= self._blocks.cache.total_blocks
+        return prompt_tokens + output_tokens <= self.room_tokens
 
     def add(self, call: EmbeddedCall) -> None:
         """Queue a call, which must fit (see `fits`)."""
@@ -287,6 +302,9 @@ class Engine:
 
     def _plan_next(self, now_s: float) -> _Iteration | None:
         """Plan an iteration, with the blocks of its calls. None if there is nothing to compute."""
+        window = self.facts.window
+        if window is not None:
+            window.slide(self.running)
         plan = self._plan(now_s)
         for call in plan.preempt:
             assert isinstance(call, EmbeddedCall)
@@ -296,6 +314,8 @@ class Engine:
             tokens = planned_tokens
             assert isinstance(call, EmbeddedCall)
             if not call.blocks:
+                if window is not None and self.facts.blocks_needed(call, tokens) > self.facts.free_blocks:
+                    continue  # an earlier pick has evicted a part of the call's hit, and a shorter one takes more
                 self._admit(call, now_s)
                 tokens = min(tokens, call.uncomputed_tokens)  # an earlier pick may have cached more of the prompt
             planned.calls.append((tokens, call.computed_tokens))

@@ -186,6 +186,7 @@ class Generation:
             max_output_tokens=limit,
             final_output_tokens=final_tokens,
             output=self,
+            prompt=prompt if engine.settings.window_tokens else (),
             handle=annotations.handle,
             gateway=annotations.gateway or "",
         )

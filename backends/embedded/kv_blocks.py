@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from plait.backends.adapter.cache_journal import CacheJournal
+from plait.backends.adapter.hit_ends import EngineEnds
 from plait.backends.adapter.tree_block_tiers import TreeBlockTiers
 from plait.backends.embedded.call import EmbeddedCall
 from plait.backends.embedded.lower_tiers import LowerTiers, TierSettings
-from plait.backends.protocol.cache_state import KvState
+from plait.backends.protocol.cache_state import KvGroup, KvState
 from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 
 
@@ -81,6 +82,10 @@ class BlockCache:
             else:
                 high = middle
         return most - low
+
+    def unused(self, hashes: Sequence[int]) -> int:
+        """How many of these blocks, all of them cached, no call uses."""
+        return sum([not self._references[self._by_hash[block_hash]] for block_hash in hashes])
 
     def exclusive(self, blocks: Sequence[int]) -> int:
         """How many of a call's blocks no other call uses."""
@@ -164,6 +169,10 @@ class KvBlocks:
         self.block_tokens = block_tokens
         self.journal = CacheJournal()
         self.cache = BlockCache(kv_tokens // block_tokens, self._evicted)
+        self.ends: EngineEnds[int] | None = None
+        self.groups: list[KvGroup] = []
+        self.room_tokens = self.cache.total_blocks * block_tokens
+        """The tokens of the longest call that fits."""
         self.lower = LowerTiers(lower, block_tokens, self.journal, self.cache.__contains__, self._place)
         self._tiers = TreeBlockTiers(self.journal, *(told.journal for told in self.lower.told))
         self._named: dict[int, _Named] = {}  # by the hash of the last KV block of these tree blocks
@@ -258,18 +267,19 @@ class KvBlocks:
             call.registered_blocks = whole
 
     def release(self, call: EmbeddedCall) -> None:
-        """The call has ended. Its blocks stay cached until they are evicted."""
-        self.cache.release(call.blocks)
+        """The call has ended. Its blocks stay cached until they are evicted, those of a window the longest."""
+        self.cache.release(call.window_blocks + call.blocks)
 
     def take_back(self, call: EmbeddedCall) -> None:
         """Release the blocks of a preempted call, which will start anew."""
-        self.cache.release(call.blocks)
-        call.blocks = []
+        self.cache.release(call.window_blocks + call.blocks)
+        call.blocks, call.window_blocks, call.searched_at = [], [], -1
         call.computed_tokens = 0
 
     def state(self) -> KvState:
         cache = self.cache
-        return KvState(cache.total_blocks, cache.free_blocks - cache.cached_blocks, cache.cached_blocks)
+        free_blocks = cache.free_blocks - cache.cached_blocks
+        return KvState(cache.total_blocks, free_blocks, cache.cached_blocks, self.groups)
 
     def _stored(self, call: EmbeddedCall, index: int) -> None:
         """Report tree blocks while their last KV block is cached. Eviction takes that block first."""

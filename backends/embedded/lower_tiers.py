@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from plait.backends.adapter.cache_journal import CacheJournal
+from plait.backends.adapter.prefix_search import cached_blocks
 from plait.backends.adapter.tier_journal import TierJournal
 from plait.policy.costs.tier_link import LinkQueue, TierLink
 
@@ -76,18 +77,7 @@ class LowerTiers:
 
     def held(self, hashes: Sequence[int], start: int, end: int, guess: int = 0) -> int:
         """How many of a chain's blocks from `start` to `end` are here without a gap. A right `guess` saves look-ups."""
-        low, high = start, end
-        if start < start + guess <= end and hashes[start + guess - 1] in self:
-            low = start + guess
-            if low == end or hashes[low] not in self:
-                return guess
-        while low < high:
-            middle = (low + high) // 2
-            if hashes[middle] in self:
-                low = middle + 1
-            else:
-                high = middle
-        return low - start
+        return cached_blocks(end - start, guess, lambda index: hashes[start + index] in self)
 
     def load_s(self, hashes: Collection[int], now_s: float) -> float:
         """How many seconds from now a load of these blocks would end, after the loads in progress."""

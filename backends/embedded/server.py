@@ -66,9 +66,9 @@ class EmbeddedServer:
             for one in ([name] if settings.ranks == 1 else [f"{name}@{rank}" for rank in range(settings.ranks)])
         ]
         self._lockstep = settings.lockstep
-        # A call that does not fit into the KV cache can never run. The cache has whole blocks only.
-        room_tokens = settings.engine.kv_tokens // settings.engine.block_tokens * settings.engine.block_tokens
-        model = replace(settings.model, max_context_tokens=min(settings.model.max_context_tokens, room_tokens))
+        # A call that does not fit into the KV cache can never run.
+        room_tokens = min(settings.model.max_context_tokens, self.engines[0].room_tokens)
+        model = replace(settings.model, max_context_tokens=room_tokens)
         self._serving = Serving(
             ranks=Ranks(self.engines), model=model, time_scale=settings.time_scale, api_key=settings.api_key
         )

@@ -36,6 +36,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{tier}-gbps", type=positive_number, help="GB/s from there (default: the profile's)")
     parser.add_argument("--block-tokens", type=positive, default=16, help="tokens in a KV block (default: %(default)s)")
     parser.add_argument(
+        "--window", type=positive, default=0, help="some layers see so many tokens (default: all see all)"
+    )
+    parser.add_argument(
         "--max-batch-tokens", type=positive, default=2048, help="an iteration's budget (default: %(default)s)"
     )
     parser.add_argument("--max-running-calls", type=positive, default=256, help="sequence slots (default: %(default)s)")
@@ -71,6 +74,7 @@ def run(arguments: argparse.Namespace) -> None:
         max_running_calls=arguments.max_running_calls,
         scheduler=arguments.scheduler,
         lower=_lower(arguments, profile),
+        window_tokens=arguments.window,
     )
     settings = ServerSettings(
         engine=engine if profile.ahead is None else replace(engine, ahead=profile.ahead),

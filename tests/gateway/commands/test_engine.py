@@ -14,19 +14,38 @@ from plait.gateway.cli import main
 from plait.gateway.commands import engine
 
 
-@pytest.mark.parametrize("ahead", [None, 0, 1])
-def test_it_plans_ahead_as_its_profile_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int | None) -> None:
-    started: list[ServerSettings] = []
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[ServerSettings]:
+    """The settings of the servers that would have been started."""
+    settings_of: list[ServerSettings] = []
 
     def server(settings: ServerSettings) -> EmbeddedServer:
-        started.append(settings)
+        settings_of.append(settings)
         return EmbeddedServer(settings)
 
     monkeypatch.setattr(engine, "EmbeddedServer", server)
     monkeypatch.setattr(engine, "run_server", lambda *_, **__: None)
     monkeypatch.setattr(engine, "write_stderr_in_background", lambda: None)
+    return settings_of
+
+
+@pytest.mark.parametrize("ahead", [None, 0, 1])
+def test_it_plans_ahead_as_its_profile_says(tmp_path: Path, started: list[ServerSettings], ahead: int | None) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(structs.replace(load_profile("a6000-mistral-7b"), ahead=ahead).toml(), encoding="utf-8")
     assert main(["engine", "--profile", str(path)]) == 0
     default = EngineSettings(name="e", model="m", kv_tokens=16).ahead
     assert started[0].engine.ahead == (default if ahead is None else ahead)
+
+
+def test_it_has_a_sliding_window_if_asked(started: list[ServerSettings]) -> None:
+    assert main(["engine"]) == main(["engine", "--window", "1024"]) == 0
+    assert [settings.engine.window_tokens for settings in started] == [0, 1024]
+
+
+def test_a_window_beside_lower_tiers_is_an_error(
+    started: list[ServerSettings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["engine", "--window", "1024", "--host-kv-tokens", "100000"]) != 0
+    assert "no lower tiers" in capsys.readouterr().err
+    assert len(started) == 1

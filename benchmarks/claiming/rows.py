@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import agent_sessions, estimates, full_fleet, gateways, mixed_prompts, preble, ranks
+from benchmarks import agent_sessions, estimates, full_fleet, gateways, mixed_prompts, preble, ranks, windows
 from benchmarks.application import sweep
 from benchmarks.application.experiments import TRACE_FILES
 from benchmarks.claiming import programs, scheduler, through_gateways
@@ -64,6 +64,7 @@ def rows(*, quick: bool) -> dict[str, Row]:
         "ranks": _ranks(quick=quick),
         "comparison": _comparison(),
         "estimates": _estimates(quick=quick),
+        "windows": _windows(quick=quick),
     }
 
 
@@ -218,6 +219,13 @@ def _estimates(*, quick: bool) -> Row:
     plan = estimates.QUICK if quick else estimates.Plan(estimates.CALLS)
     tasks = estimates.QUICK_TASKS if quick else estimates.tasks_of(estimates.SEEDS)
     return Row(tasks, plan, estimates.claims)
+
+
+def _windows(*, quick: bool) -> Row:
+    """Engines with a sliding window that report where hits can end, against a gateway that asks them for each hit."""
+    plan = windows.QUICK if quick else windows.Plan(windows.CALLS)
+    tasks = windows.QUICK_TASKS if quick else windows.tasks_of(windows.SEEDS)
+    return Row(tasks, plan, windows.claims)
 
 
 QUICK_AGENTS: Final = "A 1.9, chat beside"

@@ -89,6 +89,8 @@ class Experiment:
     profile: str = "a6000-mistral-7b"
     kv_tokens: int | None = None
     block_tokens: int = 16
+    window_tokens: int = 0
+    """The sliding window of some layers of the model; 0: none."""
     working_set: float = 1.5
     """The size of all shared prefixes together, in units of one engine's KV cache."""
     rate: float = 0.85
@@ -174,7 +176,8 @@ def prepare(experiment: Experiment, progress: Progress) -> Workload:
     calls = generate_calls(*drawn) if experiment.turns is None else generate_sessions(*drawn, experiment.turns)
     prompts = []
     for call in calls:
-        prompts.append(_prompt(encode(call.messages, call.tools), experiment.block_tokens))
+        ids = encode(call.messages, call.tools)
+        prompts.append(_prompt(ids, experiment.block_tokens, ids if experiment.window_tokens else ()))
         progress("tokenizing", len(prompts), len(calls))
     return Workload(calls, prompts, len(chosen), sum(sizes[prefix.name] for prefix in chosen), kv_tokens)
 
@@ -315,6 +318,7 @@ class _Fleet:
             model=MODEL,
             kv_tokens=self.workload.kv_tokens,
             block_tokens=self.experiment.block_tokens,
+            window_tokens=self.experiment.window_tokens,
             scheduler=self.experiment.scheduler,
         )
         profile = load_profile(self.experiment.profile)
@@ -347,11 +351,11 @@ class _Encoder:
                 return prompt.ids
 
 
-def _prompt(tokens: Sequence[int], block_tokens: int) -> Prompt:
+def _prompt(tokens: Sequence[int], block_tokens: int, kept: Sequence[int]) -> Prompt:
     root = root_hash(MODEL)
     chain = HashChain(block_tokens, root, tokens)
     tree_chain = chain if block_tokens == TREE_BLOCK_TOKENS else HashChain(TREE_BLOCK_TOKENS, root, tokens)
-    return Prompt(len(tokens), chain, tree_chain)
+    return Prompt(len(tokens), chain, tree_chain, kept)
 
 
 COLUMNS: Final[Mapping[str, Callable[[Outcome], str]]] = {

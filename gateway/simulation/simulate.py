@@ -48,6 +48,8 @@ class Prompt:
     tokens: int
     chain: HashChain
     tree_chain: HashChain
+    ids: Sequence[int] = ()
+    """The tokens, if they are kept: hits that end inside tree blocks need them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +245,7 @@ class Simulation:
             output_limit=simulated.output_limit,
             session=simulated.session,
             arrived_s=now_s,
+            tokens=prompt.ids,
         )
         record = CallRecord(simulated.prefix, prompt.tokens, simulated.output_tokens, now_s, simulated.tenant)
         self.records.append(record)
@@ -444,4 +447,5 @@ def _embedded_call(call: Call, simulated: SimulatedCall, number: int, gateway: s
         final_output_tokens=simulated.output_tokens,
         output=count(first_id),
         gateway=gateway,
+        prompt=prompt.ids,
     )

@@ -1,0 +1,1 @@
+"""Parts of `windows`: engines with sliding windows, and gateways of them."""

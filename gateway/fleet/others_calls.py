@@ -93,8 +93,8 @@ class OthersCalls:
                 leaf.use(now_s)
                 hit = None if ends is None else ends.hit(leaf.segments(), call.prompt_tokens, sent=True)
                 ready_tokens = view.residency.join(leaf) * self._block_tokens
-                if hit is not None:
-                    ready_tokens = hit.tokens
+                if hit is not None:  # the engine counts what full attention lacks
+                    ready_tokens, missed_tokens = hit.tokens, call.prompt_tokens
                 missed_tokens = max(1, min(missed_tokens, call.prompt_tokens - ready_tokens))  # not what others compute
             cached_tokens = call.prompt_tokens - missed_tokens
             attention_s = costs.added_s(missed_tokens, cached_tokens)[1]

@@ -115,8 +115,9 @@ def test_with_an_interval_calls_leave_more_ends() -> None:
 def test_ends_of_other_gateways_calls_are_expected() -> None:
     fleet = Fleet()
     fleet.report("ab", ends=())
-    other = OutstandingCall(1, "another", 4 * BLOCK + 1, 4 * BLOCK + 1, False, False, hashes("abcd"))
+    other = OutstandingCall(1, "another", 4 * BLOCK + 1, 2 * BLOCK + 1, False, False, hashes("abcd"))
     fleet.report(calls=[other])
+    assert fleet.router.engines["a"].view.queue.tokens == 4 * BLOCK + 1, "the two blocks before are no hit"
     assert fleet.predicted("abcdx") == 4
     assert fleet.predicted("abx") == 2, "the junction"
     fleet.report(ended=[1], calls=[])

@@ -17,7 +17,7 @@ OLDEST_SERVERS := $(addprefix e2e/real_engines/test_,predictions.py serving.py g
 SMOKE := $(addprefix e2e/real_engines/test_,predictions.py serving.py)
 
 # The suites of real engines in parts of at most five minutes.
-REAL_1 := $(addprefix e2e/real_engines/test_,agents.py client_gone.py eviction_news.py first_minute.py full_fleet.py \
+REAL_1 := $(addprefix e2e/real_engines/test_,agents.py client_gone.py eviction_news.py first_minute.py full_fleet.py hit_ends.py \
 	greedy_output.py held_sessions.py)
 REAL_2 := $(addprefix e2e/real_engines/test_,killed_gateway.py later_objectives.py levers.py other_engines.py package.py \
 	placement_value.py predictions.py ranks.py)

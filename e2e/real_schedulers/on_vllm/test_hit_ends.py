@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from inspect import signature
 from typing import Any
 
 import msgspec
@@ -43,7 +44,7 @@ class Comparing(ForcedLevers):
         """The plan of the inner scheduler."""
         manager = self.engine.scheduler.kv_cache_manager
         for call in waiting:
-            blocks, found_tokens, _ = manager.get_computed_blocks(self.engine.scheduler.requests[call.call_id])
+            blocks, found_tokens, *_ = manager.get_computed_blocks(self.engine.scheduler.requests[call.call_id])
             assert facts.cached_tokens(call) == found_tokens
             self._compare(call, blocks.blocks, found_tokens, facts)
         for call in running:
@@ -56,15 +57,19 @@ class Comparing(ForcedLevers):
         left = call.prompt_tokens + call.output_tokens - computed_tokens
         for new_tokens in sorted({1, min(left, 100), left}):
             tokens = computed_tokens + new_tokens
-            expected = coordinator.get_num_blocks_to_allocate(
+            counted = {
+                "num_local_computed_tokens": computed_tokens,
+                "prefill_end": call.prompt_tokens + max(0, call.output_tokens - 1),
+            }
+            counts = coordinator.get_num_blocks_to_allocate
+            expected = counts(
                 request_id=call.call_id,
                 num_tokens=tokens,
                 new_computed_blocks=blocks,
                 num_encoder_tokens=0,
                 total_computed_tokens=computed_tokens,
-                num_local_computed_tokens=computed_tokens,
                 num_tokens_main_model=tokens,
-                prefill_end=call.prompt_tokens + max(0, call.output_tokens - 1),
+                **{name: counted[name] for name in signature(counts).parameters if name in counted},
             )
             assert facts.blocks_needed(call, new_tokens) == expected
 

@@ -98,7 +98,7 @@ e2e-monitoring: setup
 e2e-oncall: setup
 	$(BIN)/python -m e2e.oncall
 
-# Gateways that share a store, on a real PostgreSQL, which is installed with apt-get when it is not there yet. Then what
+# Gateways that share a store, on a real PostgreSQL and behind PgBouncer, which apt-get installs if need be. Then what
 # programs may expect, with each request sent to a random one of three gateways.
 e2e-postgresql: setup
 	$(BIN)/python -m e2e.postgresql.server

@@ -1,4 +1,4 @@
-"""A real PostgreSQL: `python -m e2e.postgresql.server` installs Debian's package where there is none.
+"""A real PostgreSQL: `python -m e2e.postgresql.server` installs Debian's packages where it or PgBouncer is missing.
 
 A server runs as another user where the tests run as root, which PostgreSQL refuses.
 """
@@ -24,6 +24,7 @@ from e2e.ports import free_port
 from e2e.server_process import eventually
 from tests.waiting import WITHIN_S
 
+POOLER: Final = Path("/usr/sbin/pgbouncer")
 ABSENT: Final = "no PostgreSQL is installed: `python -m e2e.postgresql.server` installs it"
 SETTINGS: Final = {
     "listen_addresses": "127.0.0.1",
@@ -43,14 +44,16 @@ def binaries() -> Path | None:
 
 
 def install() -> None:
-    """Install the package, without a server of its own. Raises `CalledProcessError` if no mirror has it."""
-    if binaries() is not None or shutil.which("apt-get") is None or os.geteuid():
+    """Install the packages, without a database of their own. Raises `CalledProcessError` if no mirror has them."""
+    there = {"postgresql": binaries() is not None, "pgbouncer": POOLER.exists()}
+    missing = [package for package, is_there in there.items() if not is_there]
+    if not missing or shutil.which("apt-get") is None or os.geteuid():
         return
     folder = Path("/etc/postgresql-common/createcluster.d")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "plait-tests.conf").write_text("create_main_cluster = false\nstart_conf = manual\n")
     quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    command = ["apt-get", "-qq", "install", "--yes", "--no-install-recommends", "postgresql"]
+    command = ["apt-get", "-qq", "install", "--yes", "--no-install-recommends", *missing]
     if subprocess.run(command, env=quiet, check=False).returncode:
         subprocess.run(["apt-get", "-qq", "update"], check=True)
         subprocess.run(command, env=quiet, check=True)
@@ -73,12 +76,12 @@ class Postgres:
     def __enter__(self) -> Self:
         secret = self._folder / "password"
         secret.write_text(PASSWORD)
-        if (user := self._as_user().get("user")) is not None:
+        if (user := server_user().get("user")) is not None:
             for path in (self._folder, secret):
                 os.chown(path, user, -1)
         options = ["--auth=scram-sha-256", f"--username={USER}", f"--pwfile={secret}", "--no-sync", "--encoding=UTF8"]
         command = [str(self._programs / "initdb"), "--pgdata", str(self._data), *options]
-        made = subprocess.run(command, cwd=self._folder, capture_output=True, check=False, **self._as_user())
+        made = subprocess.run(command, cwd=self._folder, capture_output=True, check=False, **server_user())
         assert not made.returncode, made.stderr.decode()
         self.start()
         return self
@@ -97,7 +100,7 @@ class Postgres:
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
                 [str(self._programs / "postgres"), "-D", str(self._data), *options],
-                cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **self._as_user(),
+                cwd=self._folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **server_user(),
             )  # fmt: skip
         ready = [str(self._programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
         eventually(lambda: subprocess.run(ready, check=False).returncode == 0)
@@ -133,13 +136,14 @@ class Postgres:
             self._process.wait(WITHIN_S)
             self._process = None
 
-    def _as_user(self) -> dict[str, Any]:
-        """The user that runs it: this one, unless that is root."""
-        if os.geteuid():
-            return {}
-        names = {entry.pw_name: entry for entry in pwd.getpwall()}
-        entry = names.get("postgres") or names["nobody"]
-        return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+
+def server_user() -> dict[str, Any]:
+    """The user that runs a server, as options of `Popen`: this one, unless that is root."""
+    if os.geteuid():
+        return {}
+    names = {entry.pw_name: entry for entry in pwd.getpwall()}
+    entry = names.get("postgres") or names["nobody"]
+    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
 
 
 _numbers: Final = count()

@@ -280,7 +280,7 @@ def test_a_gateway_that_stops_within_a_transaction_blocks_the_others_for_two_sec
 ) -> None:
     one, two = both
     assert one._database is not None
-    one._database.execute("BEGIN")
+    one._database.execute(postgres_keeper._TRANSACTION)
     one._hold(one._database, 1)
     eventually(lambda: len(two.renew()) == 1)
     with pytest.raises(StoreError):

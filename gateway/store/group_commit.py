@@ -112,6 +112,8 @@ class GroupCommit:
         """Why nothing can be stored at present."""
         if self._problem is None and self._is_stalled:
             return f"a commit takes longer than {STALLED_S:g} s"
+        if self._problem is None and self.jobs.is_late(STALLED_S):  # a pooler waits for a database that is away
+            return f"no answer for {STALLED_S:g} s"
         return self._problem
 
     @property

@@ -45,7 +45,7 @@ class StoreJob:
 
 
 class Jobs:
-    """The queue of jobs. The loop calls `add`, the thread all other methods."""
+    """The queue of jobs. The loop calls `add` and `is_late`, the thread all other methods."""
 
     def __init__(self) -> None:
         self.regular: Callable[[], None] | None = None
@@ -62,6 +62,10 @@ class Jobs:
     def pause_s(self) -> float:
         """Seconds until the regular job is due."""
         return inf if self.regular is None else max(0.0, self._regular_due_s - time.monotonic())
+
+    def is_late(self, by_s: float) -> bool:
+        """Whether the regular job is overdue by so long. False before its first time."""
+        return 0.0 < self._regular_due_s < time.monotonic() - by_s
 
     def add(self, work: Callable[[], Any], after: int) -> asyncio.Future[Any]:
         """Queue a job, and return the future of its result."""

@@ -5,6 +5,9 @@ stream names the epoch of its owner. Fencing: to give a dead gateway up, another
 transaction that writes events or takes streams begins with an update of its own row. So a gateway that was given up and
 wakes later can write nothing.
 
+A pooler gives each transaction any session of the database. So no setting or lock, and there no prepared statement, is
+left by one.
+
 After an outage of the database, all leases are over at once. So a gateway gives others up only after it has held its
 own lease for `LEASE_S` without a gap: by then, all living gateways have renewed theirs.
 """
@@ -52,9 +55,14 @@ WAITS: Final[dict[str, Any]] = {
     "keepalives_interval": 1,
     "keepalives_count": 3,
     "tcp_user_timeout": 5_000,
-    "options": "-c idle_in_transaction_session_timeout=2s -c lock_timeout=2s -c statement_timeout=10s",
 }
-"""Connection options. If a gateway is stopped (SIGSTOP) in a transaction, the database ends its session and locks."""
+"""Connection options."""
+
+_TRANSACTION: Final = """
+    BEGIN; SET LOCAL idle_in_transaction_session_timeout = '2s'; SET LOCAL lock_timeout = '2s';
+    SET LOCAL statement_timeout = '10s'
+"""
+"""One message. If a gateway is stopped (SIGSTOP) in a transaction, the database ends its session and locks."""
 
 BEYOND_LIMITS: Final = "54"
 """The SQLSTATE class of data beyond a limit, such as an index row above 2,704 bytes."""
@@ -173,18 +181,17 @@ class PostgresKeeper:
     def open(self) -> int:
         """Take a lease with a new epoch. The streams of earlier processes at this address lose their owner."""
         self._streams.clear()
-        with self._translated():
-            database = self._connected()
+        with self._transaction() as database:
             self._migrate(database)
-            with database.transaction():
-                namesakes = "SELECT epoch, until < now() FROM plait.gateways WHERE url = %s FOR UPDATE"
-                for epoch, is_over in database.execute(namesakes, (self._advertise_url,)).fetchall():
-                    if self.epoch and not is_over:  # this process had a lease before, so the live row is not its own
-                        raise HeldElsewhereError(f"another gateway has the advertise_url {self._advertise_url}, too")
-                    self._give_up(database, [epoch])
-                entered = database.execute(_ENTER, (self._advertise_url, self._release, LEASE_S)).fetchall()
-                signed = "UPDATE plait.gateways SET signature = %s WHERE epoch = %s"
-                database.execute(signed, (self._signature(entered[0][0]), entered[0][0]))
+        with self._transaction() as database:
+            namesakes = "SELECT epoch, until < now() FROM plait.gateways WHERE url = %s FOR UPDATE"
+            for epoch, is_over in database.execute(namesakes, (self._advertise_url,)).fetchall():
+                if self.epoch and not is_over:  # this process had a lease before, so the live row is not its own
+                    raise HeldElsewhereError(f"another gateway has the advertise_url {self._advertise_url}, too")
+                self._give_up(database, [epoch])
+            entered = database.execute(_ENTER, (self._advertise_url, self._release, LEASE_S)).fetchall()
+            signed = "UPDATE plait.gateways SET signature = %s WHERE epoch = %s"
+            database.execute(signed, (self._signature(entered[0][0]), entered[0][0]))
         self.epoch, self._commits = int(entered[0][0]), 0
         return self.epoch
 
@@ -298,8 +305,8 @@ class PostgresKeeper:
     def close(self) -> None:
         """Release the lease and all streams."""
         if self._database is not None and self.epoch:
-            with suppress(psycopg.Error), self._database.transaction():
-                self._give_up(self._database, [self.epoch])
+            with suppress(StoreError), self._transaction() as database:
+                self._give_up(database, [self.epoch])
         self._disconnect()
 
     def _part(self, name: str, need: Need, others: Iterable[TupleRow]) -> int:
@@ -386,14 +393,37 @@ class PostgresKeeper:
     def _know(self, rows: Sequence[TupleRow]) -> None:
         self._streams.update({StreamKey(*key): stream for stream, *key in rows})
 
+    def _migrate(self, database: Connection[TupleRow]) -> None:
+        """Migrate the schema, one gateway at a time."""
+        database.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
+        if database.execute("SELECT to_regclass('plait.schema')").fetchone() == (None,):
+            database.execute("CREATE SCHEMA IF NOT EXISTS plait")
+            database.execute("CREATE TABLE plait.schema (version INTEGER NOT NULL)")
+            database.execute("INSERT INTO plait.schema VALUES (0)")
+        ((version,),) = database.execute("SELECT version FROM plait.schema").fetchall()
+        if version > len(MIGRATIONS):
+            raise StoreVersionError(
+                f"{self._place} was written by a later version of Plait (schema {version}, this one knows "
+                f"{len(MIGRATIONS)}): use that version, or another database"
+            )
+        for migration in MIGRATIONS[version:]:
+            database.execute(migration)
+        database.execute("UPDATE plait.schema SET version = %s", (len(MIGRATIONS),))
+
     # The connection.
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection[TupleRow]]:
+        """Not psycopg's own, which sends BEGIN alone: the timeouts would take one more round trip."""
         with self._translated():
             database = self._connected()
-            with database.transaction():
+            database.execute(_TRANSACTION)
+            try:
                 yield database
+                database.commit()
+            finally:
+                with suppress(psycopg.Error):
+                    database.rollback()  # sends nothing after a commit
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -410,6 +440,8 @@ class PostgresKeeper:
     def _connected(self) -> Connection[TupleRow]:
         if self._database is None:
             self._database = psycopg.connect(self._url, autocommit=True, **WAITS)
+            if self._database.execute("SELECT pg_backend_pid()").fetchone() != (self._database.info.backend_pid,):
+                self._database.prepare_threshold = None  # a pooler; without one, commits would take 0.2 ms more
         return self._database
 
     def _disconnect(self) -> None:
@@ -417,24 +449,6 @@ class PostgresKeeper:
             with suppress(psycopg.Error):
                 self._database.close()
             self._database = None
-
-    def _migrate(self, database: Connection[TupleRow]) -> None:
-        """Migrate the schema, one gateway at a time."""
-        with database.transaction():
-            database.execute("SELECT pg_advisory_xact_lock(%s)", (MIGRATION_LOCK,))
-            if database.execute("SELECT to_regclass('plait.schema')").fetchone() == (None,):
-                database.execute("CREATE SCHEMA IF NOT EXISTS plait")
-                database.execute("CREATE TABLE plait.schema (version INTEGER NOT NULL)")
-                database.execute("INSERT INTO plait.schema VALUES (0)")
-            ((version,),) = database.execute("SELECT version FROM plait.schema").fetchall()
-            if version > len(MIGRATIONS):
-                raise StoreVersionError(
-                    f"{self._place} was written by a later version of Plait (schema {version}, this one knows "
-                    f"{len(MIGRATIONS)}): use that version, or another database"
-                )
-            for migration in MIGRATIONS[version:]:
-                database.execute(migration)
-            database.execute("UPDATE plait.schema SET version = %s", (len(MIGRATIONS),))
 
 
 def place_of(url: str) -> str:

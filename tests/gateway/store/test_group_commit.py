@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from plait.gateway.store import group_commit
+from plait.gateway.store import group_commit, jobs
 from plait.gateway.store.event_log import (
     Change,
     HeldElsewhereError,
@@ -171,6 +171,32 @@ async def test_a_commit_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyP
     memory.gate.set()
     await until(lambda: commit.problem is None)
     assert await commit.committed(ONE)
+    await commit.close()
+
+
+async def test_a_store_that_does_not_answer_is_a_problem_without_a_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory, renewed, gate = Memory(), threading.Event(), threading.Event()
+    gate.set()
+
+    def renew() -> None:
+        renewed.set()
+        assert gate.wait(WITHIN_S)
+
+    commit = GroupCommit(memory)
+    commit.jobs.regular = renew
+    monkeypatch.setattr(jobs, "REGULAR_S", 0.01)
+    monkeypatch.setattr(group_commit, "STALLED_S", 0.5)
+    commit.start()
+    await commit.streams()
+    assert await asyncio.to_thread(renewed.wait, WITHIN_S)
+    assert commit.problem is None
+    gate.clear()
+    await until(lambda: commit.problem == "no answer for 0.5 s")
+    assert not await commit.committed(ONE)
+    gate.set()
+    await until(lambda: commit.problem is None)
     await commit.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 from configparser import ConfigParser
 from pathlib import Path
 from zipfile import ZipFile
@@ -87,17 +88,64 @@ def test_the_gateways_image_has_what_a_fleet_of_real_engines_needs() -> None:
     assert {"uvicorn", "transformers", "psycopg"} <= {name for extra in extras for name in distributions_of(extra)}
 
 
+UNIT = ROOT / "deploy" / "systemd" / "plait.service"
+REFERENCE = re.compile(r"\$\{(\w+)\}")
+
+
 def test_the_unit_of_systemd_is_short_and_starts_what_plait_takes() -> None:
-    text = (ROOT / "deploy/systemd/plait.service").read_text(encoding="utf-8")
-    assert len([line for line in text.splitlines() if line and not line.startswith("#")]) <= 10
+    text = UNIT.read_text(encoding="utf-8")
+    assert len([line for line in text.splitlines() if line and not line.startswith("#")]) <= 14
     unit = ConfigParser(interpolation=None)
     unit.optionxform = str  # type: ignore[assignment, method-assign]
     unit.read_string(text)
     assert unit.sections() == ["Unit", "Service", "Install"]
+    assert unit["Unit"]["Wants"] == unit["Unit"]["After"], "the order alone starts nothing"
     program, *arguments = unit["Service"]["ExecStart"].split()
     assert Path(program).name == "plait"
     assert parse(arguments).config == Path("/etc/plait/config.toml")
     assert "-HUP" in unit["Service"]["ExecReload"]
+    assert unit["Service"]["StateDirectoryMode"] == "0700", "as a store asks for"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / UNIT.name
+    unit.write_text(UNIT.read_text(encoding="utf-8").replace("/opt/plait/bin/plait", sys.executable))
+    ran = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_the_page_installs_no_file_of_the_service_that_others_may_read() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    installed = [line.split() for line in page.splitlines() if line.startswith("    install ")]
+    modes = {words[-1]: words[words.index("-m") + 1] for words in installed}
+    (unit,) = [place for place in modes if place.startswith("/etc/systemd")]
+    assert modes.pop(unit) == "644"
+    assert modes
+    assert all(mode.endswith("00") for mode in modes.values())
+    (folder,) = [words for words in installed if "-d" in words]
+    assert folder[folder.index("-o") + 1] == "plait", "the gateway writes plait.secret there"
+    for line in installed:
+        assert "config.toml" in line or "-d" in line or (ROOT / line[-2]).is_file()
+
+
+def test_the_service_can_be_given_all_that_an_example_of_the_configuration_refers_to() -> None:
+    named = set(REFERENCE.findall((ROOT / "config.example.toml").read_text(encoding="utf-8"))) - {"NAME"}
+    environment = UNIT.with_name("environment").read_text(encoding="utf-8")
+    assert set(re.findall(r"^#(\w+)=$", environment, re.MULTILINE)) == {*named, "PGPASSWORD"}
+    assert f"EnvironmentFile=-/etc/plait/{UNIT.with_name('environment').name}\n" in UNIT.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "deploy").glob("*/*.*")), ids=lambda path: f"{path.parent.name}/{path.name}"
+)
+def test_what_a_shipped_configuration_refers_to_is_set_beside_it(path: Path) -> None:
+    """By another file of its folder, or of the whole project's compose file. Dashboards have variables of their own."""
+    text = path.read_text(encoding="utf-8")
+    named = {name for name in REFERENCE.findall(text) if path.suffix != ".json" and name not in {"NAME", "1"}}
+    beside = [*path.parent.iterdir(), *([ROOT / "docker-compose.yml"] if path.parent.name == "several" else [])]
+    told = "\n".join(REFERENCE.sub("", one.read_text(encoding="utf-8")) for one in beside)
+    assert {name for name in named if not re.search(rf"\b{name}\b", told)} == set()
 
 
 FETCHES = {"benchmarks/gpu/archive.py", "e2e/real_schedulers/versions.py"}

@@ -44,6 +44,12 @@ def test_each_gateway_enters_the_name_by_which_the_others_reach_it(name: str, mo
     assert grace_s > server.drain_delay_s + server.shutdown_grace_s + AFTER_CUT_S
 
 
+def test_gateways_have_one_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    secrets = {config(name, monkeypatch).server.secret for name in GATEWAYS}
+    assert len(secrets) == 1
+    assert None not in secrets, "each would make its own, and /admin/status would say `secret_differs`"
+
+
 def test_gateways_find_the_database_with_its_password(monkeypatch: pytest.MonkeyPatch) -> None:
     database = STARTED["postgres"]
     for name in GATEWAYS:
@@ -56,6 +62,17 @@ def test_gateways_find_the_database_with_its_password(monkeypatch: pytest.Monkey
 
 def test_no_gateway_and_no_database_is_open_to_the_machine() -> None:
     assert [name for name, service in STARTED.items() if "ports" in service] == ["balancer"]
+
+
+def test_the_balancer_asks_again_for_the_address_of_a_gateway_that_is_made_anew() -> None:
+    upstream = re.search(r"upstream gateways \{(.*?)\}", NGINX, re.DOTALL)
+    assert upstream is not None
+    servers = [line.split() for line in upstream[1].splitlines() if "server " in line]
+    assert all("resolve" in server for server in servers)
+    assert "zone gateways " in upstream[1], "nginx resolves names again where its processes share them"
+    assert "resolver 127.0.0.11 valid=" in NGINX, "by Docker's DNS"
+    version = tuple(map(int, re.findall(r"nginx:(\d+)\.(\d+)", STARTED["balancer"]["image"])[0]))
+    assert version >= (1, 28), "1.27.3 is the first version that can do so"
 
 
 def test_the_balancer_knows_all_gateways_and_keeps_what_is_theirs() -> None:

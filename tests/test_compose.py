@@ -228,12 +228,16 @@ def test_every_profile_that_a_page_names_is_there() -> None:
     assert named == {*REAL, "several", "monitoring"}
 
 
-def test_prometheus_scrapes_the_gateway_by_a_name_that_each_has() -> None:
+def test_prometheus_finds_each_gateway_of_each_profile_by_a_name() -> None:
     config = yaml.safe_load((MONITORING / "prometheus.yml").read_text(encoding="utf-8"))
     (job,) = config["scrape_configs"]
-    assert job["static_configs"] == [{"targets": [f"{ALIAS}:8000"]}]
-    for profile, name in GATEWAYS.items():
-        assert services(profile)[name]["networks"] == {"default": {"aliases": [ALIAS]}}
+    (found,) = job["dns_sd_configs"]
+    assert (found["type"], found["port"]) == ("A", 8000)
+    for name in GATEWAYS.values():
+        assert compose()["services"][name]["networks"] == {"default": {"aliases": [ALIAS]}}
+    several = [name for name, one in services("several").items() if one.get("command", [""])[0] == "serve"]
+    assert found["names"] == [ALIAS, *several], "each has one address, and no other service has such a name"
+    assert not set(several) & {name for profile in GATEWAYS for name in services(profile)}
 
 
 def test_grafana_finds_its_data_source_and_its_dashboard() -> None:

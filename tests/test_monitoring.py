@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -36,6 +37,10 @@ VARIABLES: Final = {
     "tenant": "tenant",
 }
 """The dashboard's variable that filters by a label."""
+ZERO: Final = (
+    ' or on (instance, worker) 0 * max by (instance, worker) (plait_build_info{instance=~"$gateway",worker=~"$worker"})'
+)
+"""What a panel draws of a process that has counted nothing yet, where that is 0."""
 APART: Final = {*PROCESS, "model"}
 """Labels over which no panel sums."""
 SELECTOR: Final = re.compile(r"\b((?:plait|process)_\w+|up)\b(?:\{([^}]*)\})?")
@@ -67,26 +72,42 @@ def for_kubernetes() -> str:
 
 
 def test_each_alert_fires_in_one_case_and_is_silent_in_the_two_others() -> None:
-    fires: dict[str, int] = {}
-    silent: dict[str, int] = {}
+    fires: dict[str, set[str]] = {}
+    silent: dict[str, set[str]] = {}
     for case in loaded(CASES.read_text(encoding="utf-8"))["tests"]:
         for one in case["alert_rule_test"]:
             counted = fires if one["exp_alerts"] else silent
-            counted[one["alertname"]] = counted.get(one["alertname"], 0) + 1
+            counted.setdefault(one["alertname"], set()).add(case["name"])
     names = [alert["alert"] for alert in alerts()]
     assert len(set(names)) == len(names)
-    assert fires == dict.fromkeys(names, 1)
-    assert silent == dict.fromkeys(names, 2)
+    assert {name: len(cases) for name, cases in fires.items()} == dict.fromkeys(names, 1)
+    assert {name: len(cases) for name, cases in silent.items()} == dict.fromkeys(names, 2)
+
+
+def pages() -> str:
+    """Where the pages are on the web: a link of an alert or a dashboard is followed from elsewhere."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return str(project["urls"]["Documentation"]).removesuffix("README.md")
 
 
 def test_each_alert_leads_to_a_part_of_the_page() -> None:
     page = (ROOT / "docs" / "oncall.md").read_text(encoding="utf-8")
     headings = {
-        f"docs/oncall.md#{line[3:].lower().replace(' ', '-')}" for line in page.splitlines() if line[:3] == "## "
+        f"{pages()}oncall.md#{line[3:].lower().replace(' ', '-')}" for line in page.splitlines() if line[:3] == "## "
     }
     for alert in alerts():
-        assert alert["annotations"]["runbook"] in headings
+        assert alert["annotations"]["runbook_url"] in headings
         assert alert["labels"]["severity"] in {"page", "ticket"}
+
+
+def test_each_page_that_the_dashboard_names_is_a_link() -> None:
+    for panel in dashboard()["panels"]:
+        told = panel.get("description", "")
+        linked = re.findall(r"\[docs/(\w+)\.md\]\(([^)]*)\)", told)
+        assert len(linked) == told.count("[docs/") == len(re.findall(r"(?<![/\w])docs/", told)), told
+        for name, url in linked:
+            assert url.partition("#")[0] == f"{pages()}{name}.md"
+            assert (ROOT / "docs" / f"{name}.md").exists()
 
 
 def test_each_problem_is_an_alert_without_a_threshold_of_its_own() -> None:
@@ -94,7 +115,7 @@ def test_each_problem_is_an_alert_without_a_threshold_of_its_own() -> None:
     for alert in alerts():
         found = re.fullmatch(r'max by \(about\) \(plait_problem\{code="(\w+)"\}\) > 0', alert["expr"])
         if found is not None:
-            asked[found[1]] = alert["annotations"]["runbook"].partition("#")[2]
+            asked[found[1]] = alert["annotations"]["runbook_url"].partition("#")[2]
             assert alert["for"]
     assert asked == {code: threshold.part for code, threshold in THRESHOLDS.items()}
 
@@ -117,8 +138,12 @@ def dashboard() -> Any:
 
 
 def targets() -> list[dict[str, Any]]:
-    """Each query of the dashboard, with its legend."""
-    return [target for panel in dashboard()["panels"] for target in panel.get("targets", [])]
+    """Each query of the dashboard, with its legend, without its `ZERO`."""
+    return [
+        {**target, "expr": target["expr"].removesuffix(ZERO)}
+        for panel in dashboard()["panels"]
+        for target in panel.get("targets", [])
+    ]
 
 
 def filters(labels: set[str]) -> set[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 import time
@@ -19,7 +21,8 @@ from tests.waiting import WITHIN_S
 
 PACKAGE: Final = DebianPackage("prometheus")
 SHIPPED: Final = ROOT / "deploy" / "monitoring"
-TARGET: Final = "gateway:8000"
+FOUND: Final = re.compile(r"    dns_sd_configs:\n.*\n")
+"""How the shipped configuration finds gateways: by the names that Docker gives them."""
 SCRAPE_INTERVAL: Final = "scrape_interval: 5s"
 
 
@@ -55,10 +58,11 @@ class Prometheus:
 def prometheus(binary: Path, folder: Path, targets: Sequence[str]) -> Iterator[Prometheus]:
     """Prometheus with the shipped configuration, on other targets and twice a second."""
     shipped = (SHIPPED / "prometheus.yml").read_text()
-    assert shipped.count(f'"{TARGET}"') == shipped.count(SCRAPE_INTERVAL) == 1
+    assert len(FOUND.findall(shipped)) == shipped.count(SCRAPE_INTERVAL) == 1
+    shipped = FOUND.sub(f"    static_configs: [{{targets: {json.dumps(list(targets))}}}]\n", shipped)
     config, log, port = folder / "prometheus.yml", folder / "prometheus.log", free_port()
     (folder / "rules.yml").write_bytes((SHIPPED / "rules.yml").read_bytes())
-    config.write_text(shipped.replace(TARGET, '", "'.join(targets)).replace(SCRAPE_INTERVAL, "scrape_interval: 500ms"))
+    config.write_text(shipped.replace(SCRAPE_INTERVAL, "scrape_interval: 500ms"))
     options = [f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}"]
     command = [str(binary), *options, f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
     with log.open("wb") as output:

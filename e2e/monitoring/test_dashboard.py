@@ -21,6 +21,7 @@ from e2e.ports import free_port
 from e2e.sdk import asking
 from e2e.server_process import NO_TLS, Server, eventually
 from e2e.servers import Launcher
+from tests.test_monitoring import ZERO
 from tests.waiting import WITHIN_S
 
 PAUSE_S = 0.05
@@ -36,6 +37,8 @@ TENANTS: list[Mapping[str, Any]] = [
 ]
 """Each worker has its part of the limits: one call may run, and one wait."""
 CHAT = "/v1/chat/completions"
+NO_VALUE_YET: Final = {"Mispredicted"}
+"""Panels of gauges that are ratios or means."""
 CHOSEN: Final = {"worker": "1", "model": "demo", "engine": "engine-1", "tenant": "green"}
 """A value of each variable but the gateway's, which is a port."""
 
@@ -50,10 +53,13 @@ def variables() -> dict[str, dict[str, Any]]:
     return {one["name"]: one for one in dashboard()["templating"]["list"] if one["type"] == "query"}
 
 
-def queries(chosen: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Each query of the dashboard as Grafana asks it, with the title of its panel. Other variables stand at "All"."""
+def queries(chosen: Mapping[str, str], *, zero: bool = False) -> list[tuple[str, str]]:
+    """Each query of the dashboard as Grafana asks it, with the title of its panel. Other variables stand at "All".
+
+    Without what it draws as `zero` of a process that has counted nothing.
+    """
     return [
-        (panel["title"], filled(target["expr"], chosen))
+        (panel["title"], filled(target["expr"] if zero else target["expr"].removesuffix(ZERO), chosen))
         for panel in dashboard()["panels"]
         for target in panel.get("targets", [])
     ]
@@ -141,6 +147,8 @@ class Scraped:
         values = {"gateway": gateways[1], **CHOSEN}
         self.choices: dict[str, dict[str, str]] = {"all": {}, **{name: {name: values[name]} for name in values}}
         """All variables at "All", and each at one value."""
+        self.at_first: list[tuple[str, str]] = []
+        """What was empty before the first call."""
 
     def lacking(self, choice: str) -> Iterator[str]:
         """The queries without data of each process that there is with this choice, or with data of others."""
@@ -159,6 +167,15 @@ class Scraped:
             if told != expected or others:
                 yield f"{title}: {query}: {told}"
 
+    def empty(self) -> Iterator[tuple[str, str]]:
+        """The panels and queries without any data."""
+        return ((title, query) for title, query in queries({}, zero=True) if not self._series(query))
+
+    def is_scraped(self) -> bool:
+        """Whether all have been scraped often enough for a rate."""
+        rate = f"rate(process_cpu_seconds_total[{RATE_INTERVAL}])"
+        return len({one["instance"] for one in self._series(rate)}) == len(self.gateways)
+
     def is_enough(self) -> bool:
         """Whether nothing is lacking."""
         return not any(lacking for choice in self.choices for lacking in self.lacking(choice))
@@ -174,9 +191,17 @@ def scraped(binary: Path, gateways: list[Server], tmp_path_factory: pytest.TempP
     hosts = [gateway.url.removeprefix("http://") for gateway in gateways]
     with prometheus(binary, tmp_path_factory.mktemp("prometheus"), hosts) as server:
         scraped = Scraped(server, hosts)
+        eventually(scraped.is_scraped)
+        scraped.at_first = list(scraped.empty())
         seen = asyncio.run(load(gateways, scraped.is_enough))
         assert {200, 400, 429, 503} <= set(seen), seen  # 503: the engine that is not there could have the model
         yield scraped
+
+
+def test_a_panel_of_a_fresh_gateway_is_empty_only_where_there_is_no_value(scraped: Scraped) -> None:
+    """Quantiles, ratios and means have none without a call."""
+    empty = {title for title, query in scraped.at_first if "histogram_quantile" not in query and " / " not in query}
+    assert empty == NO_VALUE_YET
 
 
 @pytest.mark.parametrize("choice", ["all", *variables()])

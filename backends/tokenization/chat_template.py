@@ -180,6 +180,40 @@ def render(
     )
 
 
+_END: Final = "PLAIT_GOES_ON_HERE "
+"""Marks the end of the last message in a rendered chat. Without the space, the template has trimmed the message."""
+
+
+def render_open(
+    template: str,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[dict[str, Any]] | None,
+    variables: Mapping[str, Any],
+) -> str:
+    """The text of a chat up to the end of the last message's content, for an answer that goes on with it.
+
+    As `render`, and as transformers: ValueError if the last message has no text, or the template changes it.
+    """
+    last = dict(messages[-1]) if messages else {}
+    content = last.get("content")
+    if isinstance(content, str):
+        last["content"] = content + _END
+    else:
+        parts = list(content or ())
+        at = max((place for place, part in enumerate(parts) if "text" in part), default=None)
+        if at is None:
+            raise ValueError("the last message has no text to go on with")
+        content = parts[at]["text"]
+        parts[at] = {**parts[at], "text": content + _END}
+        last["content"] = parts
+    text, mark, rest = render(template, [*messages[:-1], last], tools, False, variables).rpartition(_END.rstrip())
+    if not mark or content.strip() not in text:
+        raise ValueError(
+            "the chat template changes or leaves out the text of the last message, so none can go on with it"
+        )
+    return text if rest.startswith(" ") else text.rstrip()
+
+
 def _as_transformers_gives_it(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message without keys whose value is None, and with its `reasoning_content` also as `thinking`."""
     given = {key: value for key, value in message.items() if value is not None}
@@ -359,9 +393,11 @@ def render_as_transformers(
     if continue_final_message and add_generation_prompt:
         raise ValueError("continue_final_message and add_generation_prompt exclude each other")
     if not has_transformers():
-        if continue_final_message or not OF_TRANSFORMERS.isdisjoint(variables):
-            option = "continue_final_message" if continue_final_message else min(OF_TRANSFORMERS & variables.keys())
+        if not OF_TRANSFORMERS.isdisjoint(variables):
+            option = min(OF_TRANSFORMERS & variables.keys())
             raise UnsupportedError(f"{option!r} needs a gateway with transformers: pip install 'plait[huggingface]'")
+        if continue_final_message:
+            return render_open(chat_template, messages, tools, variables)
         return render(chat_template, messages, tools, add_generation_prompt, variables)
     import_transformers()
     from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415 - imported by now

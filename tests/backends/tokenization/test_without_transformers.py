@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Final
 
 import pytest
 
 from plait.backends.errors import UnsupportedError
 from plait.backends.tokenization import chat_template, file_tokenizer
+from plait.backends.tokenization.chat_template import CHATML, TEMPLATE_ERRORS, render_as_transformers
 from plait.backends.tokenization.file_tokenizer import EmbeddedTokenizer
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.offered_tokenizer import BoundedTemplates
 from plait.backends.tokenization.template_worker import TemplateWorker
+from tests.backends.tokenization.family_templates import FAMILIES
 from tests.backends.tokenization.tokenizer_folders import TEMPLATE
 
 CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hello,"}]
@@ -61,11 +64,47 @@ def test_chats_are_rendered_as_with_it(monkeypatch: pytest.MonkeyPatch, own: str
     assert EmbeddedTokenizer(own).fingerprint == print_of
 
 
+ENDS: Final[list[Any]] = [
+    "Hello,",
+    "  Hello, \n",
+    "<think>\nhm\n</think>\n\nSo",
+    "",
+    "Hello, Hello,",
+    [{"type": "text", "text": "One"}, {"type": "text", "text": "two "}],
+    [{"type": "image"}],
+    None,
+]
+
+
+@pytest.mark.parametrize("family", [None, *FAMILIES])
+def test_an_answer_goes_on_with_the_last_message_as_with_it(
+    monkeypatch: pytest.MonkeyPatch, family: str | None
+) -> None:
+    template = CHATML if family is None else FAMILIES[family]
+
+    def texts() -> list[str | None]:
+        return [open_chat(template, end) for end in ENDS]
+
+    expected = texts()
+    monkeypatch.setattr(chat_template, "has_transformers", lambda: False)
+    assert texts() == expected
+    assert any(expected)
+
+
+def open_chat(template: str, end: Any) -> str | None:
+    """The text behind which an answer goes on; None if there is none."""
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": end}]
+    try:
+        return render_as_transformers(
+            messages, chat_template=template, continue_final_message=True, bos_token="<s>", eos_token="</s>"
+        )
+    except TEMPLATE_ERRORS:
+        return None
+
+
 @pytest.mark.usefixtures("without")
 def test_an_option_that_only_transformers_has_is_refused() -> None:
     tokenizer = EmbeddedTokenizer()
-    with pytest.raises(UnsupportedError, match=r"'continue_final_message' .* pip install 'plait\[huggingface\]'"):
-        tokenizer.render_chat(CHAT, add_generation_prompt=False, continue_final_message=True)
     template = "{% for one in documents %}{{ one }}{% endfor %}"
     with pytest.raises(UnsupportedError, match="'documents'"):
         tokenizer.render_chat(CHAT, chat_template=template, template_kwargs={"documents": ["a"]})

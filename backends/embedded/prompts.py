@@ -34,7 +34,8 @@ def chat_tokens(request: ChatRequest, tokenizer: Tokenizer) -> list[int]:
             chat_template=request.chat_template,
         )
     except UnsupportedError as error:
-        raise CallerError(f"{error.message} The model reads text and pictures.", param=error.param) from error
+        reads = " The model reads text and pictures." if error.param else ""  # the parameter is a part of a message
+        raise CallerError(f"{error.message}{reads}", param=error.param) from error
 
 
 def _without_pictures(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

@@ -99,13 +99,13 @@ class EngineEnds(Generic[K]):
         """Full attention has a chain's blocks between these tokens now.
 
         `tree_blocks` are the hashes from `first_tree_block` on, the first that ends after the unit with `first_tokens`
-        has begun. Those that no tokens determine are left out. `tokens` are all of the chain's.
+        has begun; `tokens` are the chain's, from its begin. What no tokens determine is left out of both.
         """
+        if len(self._changed) + len(self._computed) > MOST_NOTES:
+            self.settle()  # before this note: the other groups do not have its blocks yet
         first, end = first_tokens // self.align_tokens, end_tokens // self.align_tokens
         if first < end:
             self._computed.append((chain, first, end, first_tree_block, tree_blocks, tokens))
-        if len(self._changed) > MOST_NOTES:
-            self.settle()
 
     def deepest(self, chain: Sequence[K], most_tokens: int, guess_tokens: int = 0) -> int:
         """How many tokens of a chain a hit takes now, at most `most_tokens`. The search tries `guess_tokens` first."""
@@ -184,7 +184,7 @@ class EngineEnds(Generic[K]):
         due: set[_Unit[K]],
     ) -> None:
         """Add a chain's units from `first` to `end`, and those before them that are missing, without names."""
-        units, keys, align = self._units, self._keys, self.align_tokens
+        units, keys, align, named = self._units, self._keys, self.align_tokens, first
         while first and chain[first * keys - 1] not in units:
             first -= 1
         parent = units[chain[first * keys - 1]] if first else None
@@ -200,11 +200,11 @@ class EngineEnds(Generic[K]):
                 place = (index + 1) * align // TREE_BLOCK_TOKENS - 1 - start
                 if 0 <= place < len(tree_blocks):
                     unit.name = tree_blocks[place]
-                elif place < 0 and parent is not None:
+                elif place < 0 and index >= named and parent is not None:
                     unit.name = parent.name
-            inner = (index + 1) * align % TREE_BLOCK_TOKENS
+            last = (index + 1) * align
+            inner = last % TREE_BLOCK_TOKENS if last <= len(tokens) and not unit.is_end else 0
             if inner and unit.inside is None and unit.name is not None and self._has_all(own[-1]):
-                last = (index + 1) * align
                 unit.inside = whole_hash(tokens[last - inner : last], unit.name), inner
             due.add(unit)
             parent = unit
@@ -274,7 +274,8 @@ class EngineEnds(Generic[K]):
         self.changes += 1
         self._latest.append((unit.index, unit.keys[-1]))
         name = unit.name
-        if name is None:
+        is_inside = self._tells_inside and (unit.index + 1) * self.align_tokens % TREE_BLOCK_TOKENS > 0
+        if name is None or (is_inside and unit.inside is None):
             return
         if unit.inside is not None:
             inside, tokens = unit.inside

@@ -24,7 +24,7 @@ class WindowedBlocks(KvBlocks):
 
     def __init__(self, kv_tokens: int, block_tokens: int, window_tokens: int, max_batch_tokens: int) -> None:
         super().__init__(kv_tokens, block_tokens)
-        self._window_tokens, self._hit_blocks = window_tokens, self.blocks_for(window_tokens - 1)
+        self._window_tokens, self._hit_blocks = window_tokens, max(1, self.blocks_for(window_tokens - 1))
         in_flight_tokens = 2 * max_batch_tokens  # of the iteration that is computed, and of the next one
         most = self._most_blocks = self.blocks_for(window_tokens - 1 + in_flight_tokens) + 1  # it may begin in a block
         self.groups = [KvGroup(block_tokens), KvGroup(block_tokens, most)]

@@ -142,7 +142,10 @@ class PoolObserver:
             start, hashes = self._compose(request, blocks, num_cached_blocks, num_full_blocks)
             if self.ends is not None:
                 first, end = num_cached_blocks * block_size, num_full_blocks * block_size
-                self.ends.computed(request.block_hashes, first, end, start, hashes, request.all_token_ids)
+                tokens = request.all_token_ids
+                if request.mm_features or request.prompt_embeds is not None:
+                    tokens = tokens[: _hashable_tokens(request)]
+                self.ends.computed(request.block_hashes, first, end, start, hashes, tokens)
 
     def _compose(self, request: Any, blocks: list[Any], first: int, end: int) -> tuple[int, Sequence[int]]:
         """Name the tree blocks whose last engine block is one of `blocks[first:end]`. Returns (first index, names).

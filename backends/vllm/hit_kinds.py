@@ -32,6 +32,7 @@ def hit_kinds(scheduler: Any) -> tuple[list[Kind], str]:
         "context parallelism beside windows or states": any(
             getattr(managers[number], "dcp_world_size", 1) > 1 for number in cached
         ),
+        "blocks in lower tiers or from other engines": getattr(scheduler, "connector", None) is not None,
         "a cache in several pools": any(managers[number].block_pool is not pool for number in cached),
     }
     for what, is_true in unknown.items():

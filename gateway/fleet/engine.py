@@ -200,7 +200,7 @@ class FleetEngine:
         )
         if ends is not None and left is not None:
             ends.expect(leaf, left, call.tokens, booking.computed_at_s)
-        if call.slo is not None and self._misses_tpot(call):
+        if call.slo is not None and call.slo.tpot_s is not None and self._misses(call.slo.tpot_s, call):
             booking.tpot_is_missed, booking.placement = True, placement._replace(meets_slo=False)
         view.begin(context_tokens, prefill, None if waits else now_s)
         if not waits:
@@ -226,13 +226,11 @@ class FleetEngine:
         left = ends.rule.left_by(call.prompt_tokens, hit.leading_tokens)
         return placement.finding(hit.tokens, call.prompt_tokens), None, left
 
-    def _misses_tpot(self, call: Call) -> bool:
-        """Whether no iteration here is as short as the promised TPOT."""
-        tpot_s = None if call.slo is None else call.slo.tpot_s
-        if tpot_s is None or call.output_limit == 1:
-            return False
+    def _misses(self, tpot_s: float, call: Call) -> bool:
+        """Whether no iteration here is as short as a promised TPOT."""
         view = self.view
-        return tpot_s < view.slowness * view.cost_model.decode_iteration_s(1, call.prompt_tokens)
+        least_s = view.slowness * view.cost_model.decode_iteration_s(1, call.prompt_tokens)
+        return call.output_limit != 1 and tpot_s < least_s
 
     def send(self, booking: Booking, now_s: float) -> None:
         """The engine is sent a call that has waited. Its cached prefix may have changed since the placement."""

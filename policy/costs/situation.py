@@ -251,7 +251,7 @@ class Demand:
 def cached_prefix(call: Call, situation: Situation, engine: EngineView) -> int:
     """Blocks of the prompt that the engine is expected to have in any tier, without the last prompt token's block."""
     ends = engine.residency.ends
-    if ends is not None and call.slo is not None:  # what is promised depends on the hit of this call
+    if ends is not None and call.slo is not None and call.slo.has_zero:  # a promise depends on the hit of this call
         return ends.hit(situation.path, call.prompt_tokens, call.tokens).tokens // call.block_tokens
     cached_blocks = engine.tiers.lowest.cached_blocks(situation.path)
     return cached_blocks if cached_blocks * call.block_tokens < call.prompt_tokens else call.cacheable_blocks

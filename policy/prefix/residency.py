@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from itertools import pairwise
+from math import inf
 from typing import Final
 
 from plait.policy.prefix.hit_ends import EndRule, HitEnds
@@ -53,9 +54,12 @@ class Residency:
 
     def use_rule(self, rule: EndRule | None) -> None:
         """Where calls leave ends of hits, by the engine's report; None: a hit can end after each block."""
+        before = self.ends
+        if before is not None and before.rule != rule:
+            before.confirm(inf)  # its calls leave other ends
         if rule is None:
             self.ends = None
-        elif self.ends is None or self.ends.rule != rule:
+        elif before is None or before.rule != rule:
             self.ends = HitEnds(self.engine_id, rule)
 
     # Tiers.

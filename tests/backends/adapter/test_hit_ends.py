@@ -8,7 +8,7 @@ from math import inf
 import pytest
 
 from plait.backends.adapter.cache_journal import Changes
-from plait.backends.adapter.hit_ends import EngineEnds, Kind
+from plait.backends.adapter.hit_ends import MOST_NOTES, EngineEnds, Kind
 from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, chain, whole_hash
 
 Chain = tuple[int, ...]
@@ -145,3 +145,25 @@ def test_after_a_reset_there_is_no_end() -> None:
     cache.ends.clear()
     assert cache.ends.deepest(cache.keys(tokens), len(tokens)) == 0
     assert cache.ends.since(None, ()).opened == []
+
+
+def test_an_end_that_tokens_do_not_name_is_not_told() -> None:
+    kinds = [Kind((0,), 16), Kind((1,), 16, 2)]
+    have = set[int]()
+    ends = EngineEnds[int](kinds, lambda key: 3 * (key in have), Changes(), key_tokens=16, align_tokens=16)
+    tokens = list(range(96))
+    keys, names = tuple(chain(tokens, 16, 1)), chain(tokens, TREE_BLOCK_TOKENS, 7)
+    have.update(keys)
+    ends.computed(keys, 0, 96, 0, names, tokens[:80])
+    ends.settle()
+    assert ends.deepest(keys, 96) == 96
+    told = ends.since(None, set(names))
+    assert [(tokens, name) for _, tokens, name in told.inside] == [(16, whole_hash(tokens[64:80], names[0]))]
+
+
+def test_notes_are_decided_before_they_are_many() -> None:
+    kinds = [Kind((0,), 16), Kind((1,), 16, 2)]
+    ends = EngineEnds[int](kinds, lambda _: 0, Changes(), key_tokens=16, align_tokens=16)
+    for number in range(3 * MOST_NOTES):
+        ends.computed((number,), 0, 16, 0, (), ())
+    assert len(ends._computed) <= MOST_NOTES + 1

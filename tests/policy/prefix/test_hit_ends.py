@@ -121,6 +121,38 @@ def test_an_end_inside_a_block_is_that_of_prompts_with_the_same_tokens(*, is_tol
     assert hit(prompt) == 0
 
 
+def test_a_block_has_ends_after_itself_and_inside_the_next_one() -> None:
+    tree, residency, ends = engine()
+    path = chain(range(2 * BLOCK), BLOCK, 0)
+    residency.resident.store(None, path)
+    document = list(range(2 * BLOCK))
+    one, two = document + [7] * 40, document + [8] * 40
+    names = [whole_hash(prompt[2 * BLOCK :][:32], path[-1]) for prompt in (one, two)]
+    ends.apply((), [(path[-1], 32, name) for name in names], (), residency.resident.finder())
+
+    def hits() -> list[int]:
+        prompts = (one, two, document + [9] * 40)
+        return [ends.hit(tree.match(path), len(prompt), prompt).tokens - 2 * BLOCK for prompt in prompts]
+
+    assert hits() == [32, 32, -2 * BLOCK]
+    ends.apply([(path[-1], 1)], (), [names[0]], residency.resident.finder())
+    assert hits() == [0, 32, 0]
+    ends.apply((), (), [names[1]], residency.resident.finder())
+    assert hits() == [0, 0, 0]
+    ends.apply((), (), [path[-1]], residency.resident.finder())
+    assert hits() == [-2 * BLOCK] * 3
+
+
+def test_an_engine_that_tells_no_ends_any_more_has_no_expected_ones() -> None:
+    tree, residency, ends = engine()
+    leaf = tree.insert(hashes("abc"))
+    residency.book(leaf)
+    ends.expect(leaf, [3 * BLOCK], (), lambda: inf)
+    residency.use_rule(None)
+    residency.use_rule(RULE)
+    assert held(tree, residency, "abcd") == 0
+
+
 class Model:
     """One engine's cache as sets of prefixes of texts, beside the residency that the same events reach."""
 
@@ -217,9 +249,9 @@ def test_whatever_happens_the_hit_is_that_of_a_search(seed: int) -> None:
 
 def test_places_of_ends_that_are_gone_are_forgotten() -> None:
     _, residency, ends = engine()
-    for number in range(3_000):
+    for number in range(9_000):
         block = chain([number], 1, 0)
         residency.resident.store(None, block)
         ends.apply([(block[-1], 1)], (), (), residency.resident.finder())
         residency.resident.remove(block[-1])
-    assert len(ends._places) < 2_000
+    assert len(ends._places) < 8_200

@@ -36,17 +36,16 @@ class EndRule(NamedTuple):
     """The size of a tree block."""
 
     def left_by(self, prompt_tokens: int, shared_tokens: int) -> set[int]:
-        """The ends of a call that shares so much of its prompt with others, in tokens."""
+        """The ends of a call that shares so much of its prompt with others, in tokens. Dense ones are left out."""
         align, interval, most_tokens = self.align_tokens, self.interval_tokens, prompt_tokens - 1
         ends = {most_tokens // align * align, min(shared_tokens, most_tokens) // align * align}
-        if interval:
-            step = self.block_tokens if self.is_dense else interval
-            ends.update(range(step, prompt_tokens + 1, step))
+        if interval and not self.is_dense:
+            ends.update(range(interval, prompt_tokens + 1, interval))
         return ends
 
     @property
     def is_dense(self) -> bool:
-        """Whether there is an end in each tree block. Then none is told or expected inside one."""
+        """Whether there is an end in each tree block. Then none is told inside one, and booked calls leave all."""
         return 0 < self.interval_tokens <= self.block_tokens
 
 
@@ -142,7 +141,7 @@ class HitEnds:
                 break
             coming, staying = 0, min(blocks, holding.resident_blocks - holding.leaving_blocks)
             if holding.bookings > (holding.waiting if sent else 0):
-                coming, staying = holding.expected_ends, blocks
+                coming, staying = -1 if self.rule.is_dense else holding.expected_ends, blocks
             within = (1 << max(0, min(staying, most_blocks - total))) - 1
             if (holding.ends | coming) & within:
                 found.append((node, holding.ends & within, coming & within))
@@ -199,6 +198,8 @@ class HitEnds:
 
         `computed_s` tells when its prompt was computed; infinite: not yet; -inf: it will not be.
         """
+        if self.rule.is_dense:
+            return
         left = list[tuple[int, int | None]]()
         node, bottom_up = leaf, sorted(ends, reverse=True)
         for end in bottom_up:
@@ -210,7 +211,7 @@ class HitEnds:
                 continue
             place = blocks - node.start_blocks - 1
             block, name = node.hashes[place], None
-            if rest and len(tokens) and not self.rule.is_dense:
+            if rest and len(tokens):
                 name = whole_hash(tokens[end - rest : end], block)
                 is_end = bool(holding.expected_ends >> place & 1)
                 self._coming.add(block, name, rest, is_end=is_end)

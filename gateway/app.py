@@ -80,7 +80,7 @@ from plait.gateway.peers.session_routes import SessionRoutes
 from plait.gateway.peers.signatures import ADMIN_KEY, METRICS_KEY
 from plait.gateway.programs.executor import Executor
 from plait.gateway.receipts.explain import ExplainApi
-from plait.gateway.receipts.receipts import COMPARE_EACH, Receipts
+from plait.gateway.receipts.receipts import Receipts
 from plait.gateway.receipts.routes import ReceiptsApi
 from plait.gateway.receipts.told import ReceiptSink
 from plait.gateway.reloading import Reloading
@@ -415,7 +415,7 @@ def build_router(config: Config) -> Router:
     """The router for a configuration, without engines."""
     placement, engines = config.placement, (*config.engines, *config.services)
     policy = placement.new_policy()
-    router = Router(
+    return Router(
         policy if placement.policy in POLICIES else guarded(policy),
         window_s=placement.window_s,
         jitter=random.random,
@@ -426,5 +426,3 @@ def build_router(config: Config) -> Router:
             fallbacks={model.name: model.fallbacks for model in config.models},
         ),
     )
-    router.demand.compare_each = COMPARE_EACH if config.receipts.max_bytes else 0
-    return router

@@ -184,24 +184,21 @@ class Compared(NamedTuple):
     """The engines whose cost is known."""
     engines: int = 0
     """How many engines were eligible."""
-    others_s: float = inf
-    """A lower bound on the cost of every engine outside `candidates`; infinite if there is none."""
 
     def next_best(self, engine_id: str) -> ComparedEngine | None:
-        """The cheapest engine other than this one; None if there is none, or an engine outside may be cheaper."""
+        """The cheapest candidate other than this engine; None if there is none."""
         best = None
         for one in self.candidates:
             if one.engine.engine_id != engine_id and (best is None or one.rank[1] < best.rank[1]):
                 best = one
-        return None if best is None or best.rank[1] > self.others_s else best
+        return best
 
 
 class Margin(NamedTuple):
-    """A placement's cost, and how much more the next-cheapest engine costs, in seconds; None where unknown."""
+    """A placement's cost, and how much more the cheapest other candidate costs, in seconds; None without it."""
 
     cost_s: float | None = None
     margin_s: float | None = None
-    """Exact if `next_engine` is known. Otherwise a lower bound: every other engine costs at least this much more."""
     next_engine: str | None = None
 
 
@@ -246,8 +243,6 @@ class Placement(NamedTuple):
             return NO_MARGIN
         cost_s = cost.total_s
         following = None if compared is None else compared.next_best(self.engine_id)
-        if following is not None:
-            return Margin(cost_s, following.rank[1] - cost_s, following.engine.engine_id)
-        if compared is None or compared.others_s == inf:
+        if following is None:
             return Margin(cost_s)
-        return Margin(cost_s, compared.others_s - cost_s)
+        return Margin(cost_s, following.rank[1] - cost_s, following.engine.engine_id)

@@ -17,7 +17,7 @@ from benchmarks.filling.systems import FleetSize, simulated
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.simulation.simulate import CallRecord, Ended, SimulatedCall, Simulation
 from plait.policy.costs.delay import DelayCost
-from plait.policy.costs.situation import COMPARED, Situation, placed
+from plait.policy.costs.situation import Situation, placed
 from plait.policy.placement.least_delay import least_delay
 from plait.policy.placement.policies import Policy
 from plait.policy.types import Call, Placement
@@ -73,7 +73,7 @@ class Recorder:
         number = int(call.call_id.removeprefix("call-"))
         if number not in self._calls:
             return least_delay(call, situation)
-        found = least_delay(call, situation._replace(compares=COMPARED))
+        found = least_delay(call, situation)
         assert found.compared is not None
         other = found.compared.next_best(found.engine_id)
         assert other is not None

@@ -7,7 +7,7 @@ from typing import Final
 
 from plait.policy.costs.delay import CallToPlace, DelayCost, offer
 from plait.policy.costs.situation import Situation
-from plait.policy.placement.least_delay import with_copies
+from plait.policy.placement.least_delay import repay_copies
 from plait.policy.placement.policies import Policy
 from plait.policy.types import Call, Placement
 
@@ -20,8 +20,8 @@ def without(term: str) -> Policy:
 
     def place(call: Call, situation: Situation) -> Placement:
         asked = CallToPlace.of(call, situation)
-        engines = situation.engines
-        offers = with_copies(asked, situation, engines, [offer(asked, situation, engine) for engine in engines])
+        offers = [offer(asked, situation, engine) for engine in situation.engines]
+        repay_copies(asked, situation, offers)
         sums = [replace(one.cost, **{term: 0.0}).total_s for one in offers]
         best = [number for number, seconds in enumerate(sums) if seconds == min(sums)]
         chosen = offers[best[situation.turn % len(best)]]

@@ -47,7 +47,7 @@ class Waiting(msgspec.Struct, eq=False):
     """The expected output."""
 
     prefer: str | None = None
-    """For `Router.select`, as `avoid`, `route` and `compares`."""
+    """For `Router.select`, as `avoid` and `route`."""
 
     avoid: Collection[str] = ()
 
@@ -61,8 +61,6 @@ class Waiting(msgspec.Struct, eq=False):
 
     is_final: bool = False
     """Whether the client said that this is the session's last call."""
-
-    compares: int = 0
 
     passes: bool = False
     """The session gate never holds it."""

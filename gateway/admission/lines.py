@@ -107,7 +107,6 @@ class Lines:
             avoid=call.avoid,
             route=call.route,
             overtaken=overtaken,
-            compares=call.compares,
         )
         engine_id, line = placement.engine_id, self._lines.get(placement.engine_id)
         view = router.engines[engine_id].view

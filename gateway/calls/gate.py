@@ -20,7 +20,6 @@ from plait.gateway.admission.backlog import Waiting
 from plait.gateway.admission.rate_leases import RateLeases
 from plait.gateway.calls.call import Asked
 from plait.gateway.timer import loop_time_s
-from plait.policy.costs.situation import COMPARED
 
 EXPECTED_OUTPUT_TOKENS = 128
 """Charged to the tenant's rate for each completion while the call runs, unless the call's output limit is smaller."""
@@ -79,7 +78,6 @@ class Gate:
             session=asked.turn_of,
             run=asked.agent.run,
             is_final=asked.agent.is_final,
-            compares=COMPARED if asked.wants_receipt else 0,
             passes=asked.output is not None or asked.inputs_s is not None or call.group is not None,
         )
         entry = Entry(waiting, resume)

@@ -107,6 +107,6 @@ def elsewhere(name: str, receipts: Sequence[Mapping[str, Any]], now_s: float) ->
 def _next(attempt: Mapping[str, Any]) -> tuple[str, float]:
     """Where a call would have gone, in words, and by how many seconds its cost is higher there; NaN: not known."""
     place, margin_s = attempt["next_engine"], attempt["margin_s"]
-    if margin_s is not None:
-        return (f"to {place}", margin_s) if place else ("to an engine that is not known, at least", margin_s)
+    if place is not None and margin_s is not None:
+        return f"to {place}", margin_s
     return "nowhere: no other engine could take them" if attempt["rule"] == "only_engine" else "not compared", nan

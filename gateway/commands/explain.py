@@ -72,11 +72,10 @@ def from_log(file: Path, request_id: str) -> Fields:
                 found = line
     if found is None:
         raise ValueError(f"{file} has no line of a call {request_id}")
-    cost_s, margin_s = found.get("cost_s"), found.get("margin_s")
     attempt: Fields = {
-        "engine": found.get("engine"), "rule": found.get("rule"), "engines": None, "cost_s": cost_s,
-        "margin_s": margin_s, "next_engine": found.get("next_engine"), "candidates": [], "failed": None,
-        "others_cost_s": None if margin_s is None or cost_s is None else cost_s + margin_s, "meets_slo": None,
+        "engine": found.get("engine"), "rule": found.get("rule"), "engines": None,
+        "cost_s": found.get("cost_s"), "margin_s": found.get("margin_s"), "next_engine": found.get("next_engine"),
+        "candidates": [], "failed": None, "meets_slo": None,
     }  # fmt: skip
     asked = dict.fromkeys(("model", "prompt_tokens", "output_tokens", "code", "status", "outcome", "e2e_s", "path"))
     return asked | dict(found) | {

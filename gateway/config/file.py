@@ -26,7 +26,7 @@ OLD_KEYS = {
     "admission.engine_backlog_s": "a call waits for the engine that it was placed on: see admission.ahead_s",
     "placement.prior_output_tokens": "128 tokens are expected of an answer until the first has ended",
     "placement.rebalance": "what was added to e2 made no call faster: see docs/placement.md",
-    "receipts.compare": "one call in 16 is compared with the best engines, and each that asks by plait-receipt",
+    "receipts.compare": "each call's receipt has the best engines that were compared",
     "server.unsigned_peers_until": "only signed rows are trusted: see docs/scaling.md",
     "upstream.probe_max_interval_s": "it is three times upstream.probe_interval_s",
     "upstream.report_wait_ms": "it is upstream.probe_interval_s",

@@ -113,13 +113,13 @@ class Router:
         unable: Collection[str] = (),
         route: str | None = None,
         overtaken: Overtaken = NONE_OVERTAKEN,
-        compares: int = 0,
+        compares_all: bool = False,
     ) -> Placement:
         """Choose an engine that has `route` and a long enough context. Raises `NotFoundError` or `NoEngineError`.
 
         `prefer` is the engine of the call that this one continues, and is chosen if it is eligible. An engine in
         `avoid` is chosen only if there is no other, one in `shun` if all others are in `avoid`, one in `unable` never.
-        `overtaken` and `compares` are as in
+        `overtaken` and `compares_all` are as in
         `Situation`.
         """
         assert call.block_tokens == self.block_tokens
@@ -136,7 +136,7 @@ class Router:
             engines = [engine for engine in engines if engine.engine_id not in avoid] or engines
             engines = [engine for engine in engines if engine.engine_id not in shun] or engines
         path = self.tree.match(call.block_hashes)
-        whole = situation = self.demand.situation(call, path, engines, now_s, overtaken, compares=compares)
+        whole = situation = self.demand.situation(call, path, engines, now_s, overtaken, compares_all=compares_all)
         if self.hand_over.leaving:
             situation = self.hand_over.narrow(call, situation)
         there = None if prefer is None or prefer in avoid else continued(prefer, call, situation)

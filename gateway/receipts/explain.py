@@ -56,9 +56,7 @@ class ExplainApi:
         if without is not None and without not in router.engines:
             raise NotFoundError(f"There is no engine '{without}'.", code="engine_not_found", param="without")
         unable = () if without is None else (without,)
-        placement = router.select(
-            asked.call, loop_time_s(), unable=unable, route=asked.route, compares=len(router.engines)
-        )
+        placement = router.select(asked.call, loop_time_s(), unable=unable, route=asked.route, compares_all=True)
         receipt = self._receipts.explained(asked, placement)
         return Response(msgspec.json.encode(shown(receipt, str)), media_type="application/json")
 

@@ -7,7 +7,6 @@ candidates.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
 from struct import Struct
 from typing import Final
 
@@ -26,8 +25,6 @@ WEIGHTS: Final[Mapping[str, float]] = {
 
 _SECONDS: Final = Struct("<9f")
 _SECOND: Final = Struct("<f")
-ROUNDING_S: Final = 1e-4
-"""Costs are stored as 32-bit floats: equal ones may differ by less than this."""
 
 
 class Candidate(msgspec.Struct, frozen=True, array_like=True):
@@ -67,8 +64,6 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
     meets_slo: bool | None = None
     engines: int = 0
     """How many engines were eligible."""
-    others_s: float | None = None
-    """A lower bound on the cost of the engines outside `candidates`."""
     candidates: tuple[Candidate, ...] = ()
     """The chosen engine first."""
     ended_by: str = ""
@@ -87,18 +82,14 @@ class Choice(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def next_best(self) -> Candidate | None:
-        """The cheapest other engine; None if there is none, or one outside the candidates may be cheaper."""
-        best = min(self.candidates[1:], key=lambda one: one.cost_s, default=None)
-        return (
-            best if best is not None and (self.others_s is None or best.cost_s <= self.others_s + ROUNDING_S) else None
-        )
+        """The cheapest other candidate; None if there is none."""
+        return min(self.candidates[1:], key=lambda one: one.cost_s, default=None)
 
     @property
     def margin_s(self) -> float | None:
-        """How much more the next engine costs, or a lower bound if that engine is not known; None without others."""
+        """How much more the next candidate costs; None without one."""
         following, chosen = self.next_best, self.chosen
-        least_s = self.others_s if following is None else following.cost_s
-        return None if least_s is None or chosen is None else least_s - chosen.cost_s
+        return None if following is None or chosen is None else following.cost_s - chosen.cost_s
 
 
 class EndedWait(msgspec.Struct, frozen=True, array_like=True):
@@ -204,7 +195,6 @@ def choice_of(
         placement.decode_s,
         placement.meets_slo,
         compared.engines,
-        None if compared.others_s == inf else compared.others_s,
         candidates,
         ended_by,
         tuple(placement.loaded),

@@ -24,9 +24,6 @@ from plait.policy.types import NO_SLO, Call, Placement
 REFUSED_SHARE: Final = 8
 """Refusals have 1 / 8 of the memory for themselves: a flood of refusals pushes no call out."""
 
-COMPARE_EACH: Final = 16
-"""With more than four engines, the costs of the best engines are computed for one call in this many (`Demand`)."""
-
 MOST_ID: Final = 128
 """A longer request id or name of an agent is cut."""
 

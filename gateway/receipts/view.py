@@ -91,7 +91,7 @@ def _choice(choice: Choice, *, is_operator: bool) -> Fields:
         "cost_s": None if choice.chosen is None else _s(choice.chosen.cost_s),
         "margin_s": _s(choice.margin_s),
         "next_engine": None if following is None else following.engine,
-        "others_cost_s": _s(choice.others_s),
+        "others_cost_s": None,  # of earlier versions, whose clients may read it
         "candidates": [
             _candidate(one, is_whole=is_operator or one.engine == choice.engine) for one in choice.candidates
         ],

@@ -96,14 +96,12 @@ def _costs(attempt: Fields) -> Iterator[str]:
 
 
 def better(attempt: Fields) -> Iterator[str]:
-    """A sentence about the next engine; empty without one."""
+    """A sentence about the next engine; none without one."""
     margin_s, cost_s, following = attempt["margin_s"], attempt["cost_s"], attempt["next_engine"]
-    if margin_s is None:
+    if margin_s is None or following is None:
         return
     if margin_s <= -LEAST_S:
-        yield f"{following or 'Another engine'} would have cost {_s(-margin_s)} less."
-    elif following is None:
-        yield f"No other engine costs less than {_s(attempt['others_cost_s'])}."
+        yield f"{following} would have cost {_s(-margin_s)} less."
     elif margin_s < LEAST_S:
         yield f"{following} would have cost as much."
     elif margin_s < ABOUT_AS_GOOD * cost_s:

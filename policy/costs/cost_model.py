@@ -196,10 +196,6 @@ class CostModel:
         """The seconds that `new_tokens` add to an iteration beyond the last knot, without attention."""
         return self.prompts.slope_s * new_tokens / self.efficiency
 
-    def deepens(self, context_tokens: float) -> bool:
-        """Whether one more token of context makes an iteration longer, because attention is above its minimum."""
-        return self.context_constant_s + self.context_s * context_tokens >= self.context_floor_s
-
     def decode_iteration_s(self, calls: int, context_tokens: float) -> float:
         """The time of an iteration in which `calls` calls decode; `context_tokens` is the sum of their contexts."""
         floor_s, attention_s = self.context_floor_s, self.context_constant_s + self.context_s * context_tokens

@@ -12,13 +12,16 @@ from itertools import islice
 from math import ceil, inf
 from typing import Final
 
-from plait.policy.costs.engine_view import LEFT_SHARE, EngineView
+from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.situation import NONE_OVERTAKEN, Overtaken, Situation, cached_prefix, loads_of, placed
 from plait.policy.prefix.prefix_tree import Node
 from plait.policy.types import NO_SLO, Call, Compared, Placement
 
 STALLED_SHARE = 0.5
 """The part of the engine's present calls that still decodes when a new prompt is computed."""
+
+LEFT_SHARE = 0.5
+"""The part of its answer that an engine's present call still has to decode, on average."""
 
 LATER = 1.5
 """Work delays every call that arrives before the queue is empty: 1 / (1 - utilisation) times, taken at 1/3."""
@@ -67,7 +70,7 @@ class DelayCost:
     evicted_s: float = 0.0
     """Prefixes that the engine evicts for the call are computed again."""
     repaid_s: float = 0.0
-    """A copy of the prefix on this engine saves later calls this delay (`least_delay.Copy`)."""
+    """A copy of the prefix on this engine saves later calls this delay (`least_delay.repay_copies`)."""
     load_s: float = 0.0
     """After the queue, the call waits for blocks that still come from lower tiers."""
 
@@ -246,11 +249,7 @@ def delay_beside(
     after_s = costs.decode_iteration_s(calls + 1, context_tokens + asked.call.prompt_tokens + output_tokens / 2)
     slow_s = 0.0
     if calls:
-        known = engine.floor
-        if known is not None and calls == engine.calls and context_tokens == engine.context_tokens:
-            before_s = known.iteration_s
-        else:
-            before_s = costs.decode_iteration_s(calls, context_tokens)
+        before_s = costs.decode_iteration_s(calls, context_tokens)
         slow_s = slowness * delayed * LEFT_SHARE * output_tokens * (after_s - before_s)
     return DelayCost(queue_s, prefill_s, slowness * output_tokens * after_s, stall_s, slow_s, later_s)
 

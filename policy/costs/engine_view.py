@@ -2,7 +2,7 @@
 
 The router calls the methods below "What changes" at each step of a call (placed, sent, first token, ended, failed) and
 at each report of the engine. Policies read only what is below "What policies read". Seconds there are the cost model's:
-policies multiply them by `slowness`. Each change drops `floor`, which is computed again when it is next read.
+policies multiply them by `slowness`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
-from typing import NamedTuple
 
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.costs.load import LoadLedger
@@ -52,32 +51,6 @@ DEFAULT_BATCH_TOKENS = 2048
 
 SMALL_S = 0.1
 """A prompt is small if it adds at most this many seconds to an engine's iterations."""
-
-LEFT_SHARE = 0.5
-"""The part of its answer that an engine's present call still has to decode, on average."""
-
-
-class Floor(NamedTuple):
-    """The engine's part of a lower bound on the cost of any call. The reader multiplies seconds by `slowness`."""
-
-    until_s: float
-    """The time at which the queued prompts are computed at the earliest."""
-
-    least_s: float
-    """The least seconds that the queued prompts still take, however late it is."""
-
-    iteration_s: float
-    """Seconds of each output token."""
-
-    deepening: float
-    """By how many call-seconds each second counts by which the new context lengthens an iteration: 1 for the new call,
-    `LEFT_SHARE` for each present one.
-    """
-
-    calls: int
-    """The calls that a prefill delays."""
-
-    slowness: float
 
 
 @dataclass(slots=True, eq=False)
@@ -136,9 +109,6 @@ class EngineView:
     tiers: TierViews = field(init=False)
     """The tiers below the accelerator."""
 
-    floor: Floor | None = None
-    """Computed from the other fields; None: they changed since it was last read."""
-
     calls: int = field(init=False)
     """`outstanding` + `others` + `reported` + the recently failed calls in `_lost`."""
 
@@ -161,19 +131,16 @@ class EngineView:
             self.queue.add(prefill)
         else:
             self.queue.send(prefill, sent_s)
-        self.floor = None
 
     def send(self, context_tokens: float, prefill: Prefill, now_s: float) -> None:
         """A call that waited in the gateway was sent to the engine."""
         self.queue.send(prefill, now_s)
         self._let_go(context_tokens)
-        self.floor = None
 
     def compute(self, prefill: Prefill, now_s: float) -> None:
         """A call's first token has arrived."""
         self.first_bytes.came(prefill.sent_s, now_s)
         self.queue.leave(prefill, now_s, is_computed=True)
-        self.floor = None
 
     def end(self, context_tokens: float, prefill: Prefill, now_s: float) -> None:
         self.outstanding -= 1
@@ -183,7 +150,6 @@ class EngineView:
         self.queue.leave(prefill, now_s)
         if self.queue.unsent < unsent:
             self._let_go(context_tokens)
-        self.floor = None
 
     def lose(self, context_tokens: float, prefill: Prefill, now_s: float) -> None:
         """The engine failed a call. The call still counts until an answer would have ended.
@@ -194,7 +160,6 @@ class EngineView:
         self.queue.leave(prefill, now_s)
         until_s = prefill.sent_s + prefill.time_s + self.ledger.mean_output_tokens * self.iteration_s
         heappush(self._lost, (max(now_s, until_s), context_tokens))
-        self.floor = None
 
     def begin_reported(self, context_tokens: float, prefill: Prefill | None, now_s: float) -> None:
         """The engine reports a call that this gateway has not sent. No `prefill`: its prompt is computed already."""
@@ -203,7 +168,6 @@ class EngineView:
         self.context_tokens += context_tokens
         if prefill is not None:
             self.queue.send(prefill, now_s)
-        self.floor = None
 
     def end_reported(self, context_tokens: float, prefill: Prefill | None, now_s: float) -> None:
         """A call of `begin_reported` has ended."""
@@ -212,14 +176,12 @@ class EngineView:
         self.context_tokens = self.context_tokens - context_tokens if self.calls else 0.0
         if prefill is not None:
             self.queue.leave(prefill, now_s)
-        self.floor = None
 
     def use_report(self, batch_tokens: int = 0, *, urgent_first: bool = False, slots: int = 0, others: int = 0) -> None:
         """The engine has reported its limits, and how many calls of others it has; 0 tokens or slots: not known."""
         self.calls += others - self.others
         self.batch_tokens, self.slots, self.others = batch_tokens or DEFAULT_BATCH_TOKENS, slots, others
         self.urgent_first = urgent_first
-        self.floor = None
 
     def take(self, tokens: float) -> float:
         """Take up to `tokens` of the `free_tokens`, and return how many; a negative number gives tokens back."""
@@ -238,7 +200,6 @@ class EngineView:
             context_tokens = heappop(self._lost)[1]
             self.calls -= 1
             self.context_tokens = self.context_tokens - context_tokens if self.calls else 0.0
-        self.floor = None
 
     def observe_decode(
         self, time_s: float, iterations: int, begun_iteration_s: float, begun_computed_s: float, now_s: float
@@ -272,23 +233,6 @@ class EngineView:
         """`iteration_s` of only the calls that the engine was sent. The pace compares decodes with this prediction."""
         calls = max(1, self.calls - self.queue.unsent)
         return self.cost_model.decode_iteration_s(calls, self.context_tokens - self.unsent_context_tokens)
-
-    def find_floor(self) -> Floor:
-        """Compute `floor`. Small fleets never read it, so changes do not compute it."""
-        queue = self.queue
-        until_s, least_s = -inf, 0.0
-        if (queue.unsent or queue.sent) and queue.expires_s == inf:  # otherwise the queue shrinks without an event
-            drain_s = self.drain_s(queue.tokens) + queue.attention_s
-            until_s, least_s = queue.head_s + drain_s, max(0.0, drain_s - queue.most_progress_s)
-        self.floor = Floor(
-            until_s,
-            least_s,
-            self.iteration_s,
-            1 + LEFT_SHARE * self.calls if self.cost_model.deepens(self.context_tokens) else 0.0,
-            self.calls,
-            self.slowness,
-        )
-        return self.floor
 
     def queue_s(self, now_s: float, *, is_urgent: bool = False, overtaken_share: float = 0.0) -> float:
         """Seconds until the queued prompts are computed, by the cost model, for a call to be placed.

@@ -20,9 +20,6 @@ from plait.policy.types import Call, Compared, Cost, Placement, PlacementReason,
 PRIOR_CALLS = 4.0
 """The prior output length weighs as much as this many ended calls."""
 
-COMPARED = 3
-"""For a sampled call, the costs of this many best engines are computed (`compare_each`)."""
-
 ARRIVALS_S = 60.0
 """The time constant of the arrival rate's exponential decay."""
 
@@ -149,20 +146,18 @@ class Situation(NamedTuple):
     overtaken: Overtaken = NONE_OVERTAKEN
     coming: Callable[[], Coming] = nothing_comes
     """Returns the expected arrivals of the call's model at each engine."""
-    compares: int = 0
-    """A policy that searches only a part of the fleet has to find at least this many of the best engines."""
+    compares_all: bool = False
+    """A policy that compares only a part of a large fleet has to compare all engines."""
 
 
 class Demand:
     """The traffic of each model, and the placed calls of each task group.
 
     Calls of task groups have a mean output length of their own, because the parts of a program are shorter than chat.
-    `active` counts the calls of each model that are on engines. One call in `compare_each` (0: none) is sampled: its
-    policy has to find the best `COMPARED` engines.
+    `active` counts the calls of each model that are on engines.
     """
 
     def __init__(self, window_s: float, prior_output_tokens: float) -> None:
-        self.compare_each = 0
         self._window_s = window_s
         self._prior_output_tokens = prior_output_tokens
         self._nothing = Traffic(window_s, prior_output_tokens)
@@ -215,12 +210,10 @@ class Demand:
         now_s: float,
         overtaken: Overtaken = NONE_OVERTAKEN,
         *,
-        compares: int = 0,
+        compares_all: bool = False,
     ) -> Situation:
         """A policy's input for the call. `engines` are the eligible ones."""
         arrivals, turn = self._arrivals.get(call.model), self._placed[call.model]
-        if self.compare_each and turn % self.compare_each == 0 and compares < COMPARED:
-            compares = COMPARED
         return Situation(
             path,
             engines,
@@ -230,7 +223,7 @@ class Demand:
             0 if call.group is None else self.siblings(call.group),
             overtaken,
             nothing_comes if arrivals is None else partial(arrivals.coming, engines, now_s),
-            compares,
+            compares_all,
         )
 
     def siblings(self, group: TaskGroup) -> int:

@@ -33,7 +33,7 @@ def answered() -> Delivery:
     for engine in engines:
         router.health.answered(str(engine["name"]), {"m": None})
     call = Call("", "m", 640, router.block_tokens, array("Q", range(10)), arrived_s=0.0)
-    booking = router.book(call, router.select(call, 0.0, compares=4), 0.0)
+    booking = router.book(call, router.select(call, 0.0), 0.0)
     asked = Asked(call, PATH, (), ForwardedBody(b""), tenant="tenant")
     attempt = Attempt(booking, Answer("ok", usage=CallUsage(640, 20, 0), finish="stop"))
     ending = Ending("ok", 200, "engine-1", ended_s=1.0)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import e, inf
-from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
@@ -18,12 +17,12 @@ from plait.policy.costs.delay import CallToPlace, delay_cost, offer
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.load import LoadLedger
 from plait.policy.costs.prefill_queue import Prefill
-from plait.policy.costs.situation import Coming, Overtaken, OvertakenInLine, Situation, Traffic, cached_prefix
-from plait.policy.placement.least_delay import ROUNDING, best_of_many, floors, least_delay, with_copies
+from plait.policy.costs.situation import Coming, Overtaken, OvertakenInLine, Situation, Traffic
+from plait.policy.placement.least_delay import least_delay
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
-from plait.policy.types import NO_SLO, Call, PlacementReason, Slo
+from plait.policy.types import Call, PlacementReason, Slo
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.000_01, 0.0, LongAttention())
 OUTPUT_TOKENS = 20
@@ -307,108 +306,6 @@ def naive_of_all(engines: list[Engine], prompt: str, uses: int) -> list[float]:
 @given(engines=st.lists(ENGINES, min_size=1, max_size=5), turn=st.integers(0, 4), uses=st.sampled_from((0, 1, 50)))
 def test_the_least_delay_of_all_engines(engines: list[Engine], turn: int, uses: int) -> None:
     costs = naive_of_all(engines, "prefix", uses)
-    fleet = used(situation(*engines, turn=turn), uses)._replace(coming=lambda: COMING)
+    fleet = used(situation(*engines, turn=turn), uses)._replace(coming=lambda: COMING, compares_all=True)
     chosen = least_delay(call_of("prefix"), fleet).engine_id
     assert costs[int(chosen)] == pytest.approx(min(costs))
-
-
-@st.composite
-def fleets(draw: st.DrawFn) -> tuple[list[Engine], Overtaken]:
-    """Engines, of which some have calls that wait in the gateway, and the part of these that a call passes."""
-    engines = draw(st.lists(ENGINES, min_size=1, max_size=15))
-    passed, passed_calls = dict[str, OvertakenInLine](), 0.0
-    for number, engine in enumerate(engines):
-        held = draw(st.just(()) | st.lists(st.integers(1, 300), max_size=3).map(tuple))
-        engines[number] = replace(engine, held=held, contexts=engine.contexts + held)
-        share = draw(st.sampled_from((0.0, 0.0, 0.01, 0.5, 0.99, 1.0))) if held else 0.0
-        if share:
-            calls = share * len(held)
-            passed[f"{number}"] = OvertakenInLine(calls, draw(st.sampled_from((share, share / 10))))
-            passed_calls += calls
-    return engines, Overtaken(passed, passed_calls / len(engines))
-
-
-CHOICES = given(
-    chosen=fleets(),
-    output_tokens=st.sampled_from((1, OUTPUT_TOKENS)),
-    slowness=st.lists(st.sampled_from((0.3, 1.0, 1.2, 4.0)), min_size=15, max_size=15),
-    slo=st.sampled_from((None, None, Slo(ttft_s=0.2), Slo(ttft_s=0.01), Slo(jct_s=0.5), Slo(jct_s=0.02))),
-    sent_weight=st.sampled_from((1.0, 1.0, 0.5, 0.001)),
-    uses=st.sampled_from((0, 1, 20, 500)),
-    most_wait_s=st.sampled_from((inf, MOST_WAIT_S, 0.01)),
-    prompt=st.sampled_from(("prefix", "preface", "other", "p")),
-)
-
-
-def choice(
-    chosen: tuple[list[Engine], Overtaken],
-    *,
-    output_tokens: int,
-    slowness: list[float],
-    slo: Slo | None,
-    sent_weight: float,
-    uses: int,
-    most_wait_s: float,
-    prompt: str,
-) -> tuple[CallToPlace, Situation]:
-    """The call, and the engines with these paces. The fast ones serve calls with a TTFT or a JCT first."""
-    engines, overtaken = chosen
-    overtaken = overtaken._replace(sent_weight=sent_weight if overtaken.lines else 1.0)
-    fleet = used(situation(*engines, prompt=prompt), uses)._replace(overtaken=overtaken, coming=lambda: COMING)
-    for view, slow in zip(fleet.engines, slowness, strict=False):
-        view.slowness = slow
-        view.use_report(view.batch_tokens, urgent_first=slow == 0.3)
-    rate, call = COMING.rate_s / COMING.tokens_per_s, call_of(prompt)._replace(slo=slo, arrived_s=fleet.now_s)
-    times_s = (slo or NO_SLO).ttft_s, (slo or NO_SLO).jct_s
-    ttft_s, jct_s = (inf if time_s is None else time_s for time_s in times_s)
-    return CallToPlace(call, output_tokens, ttft_s, rate, most_wait_s, jct_s, overtaken.sent_weight), fleet
-
-
-@CHOICES
-def test_no_engine_costs_less_than_its_floor(**chosen: Any) -> None:
-    asked, fleet = choice(**chosen)
-    blocks = max(cached_prefix(asked.call, fleet, view) for view in fleet.engines)
-    for view, floor_s, with_copy_s in zip(
-        fleet.engines, *floors(asked, fleet, fleet.engines, blocks or 1), strict=True
-    ):
-        assert (1 - ROUNDING) * floor_s <= offer(asked, fleet, view).cost.total_s
-        with_copy = delay_cost(asked, view, blocks or 1, fleet.now_s, fleet.overtaken)
-        assert (1 - ROUNDING) * with_copy_s <= with_copy.total_s
-
-
-AN_IDLE_ENGINE = [Engine("prefix", held=(300, 300), contexts=(300, 300)), Engine()], Overtaken({"0": ALL}, 1.0)
-HALF_A_TOKEN = (
-    [Engine("prefix", held=(1,), contexts=(1,)), Engine("prefix")],
-    Overtaken({"0": OvertakenInLine(0.5, 0.5)}, 0.25),
-)
-
-
-@CHOICES
-@example(
-    chosen=AN_IDLE_ENGINE,
-    output_tokens=20,
-    slowness=[1.0, 1.0],
-    slo=None,
-    sent_weight=1.0,
-    uses=0,
-    most_wait_s=inf,
-    prompt="prefix",
-)
-@example(
-    chosen=HALF_A_TOKEN,
-    output_tokens=1,
-    slowness=[1.0, 1.2],
-    slo=None,
-    sent_weight=1.0,
-    uses=0,
-    most_wait_s=inf,
-    prompt="prefix",
-)
-def test_the_search_of_a_large_fleet_finds_what_looking_at_all_does(**chosen: Any) -> None:
-    asked, fleet = choice(**chosen)
-    offers = [offer(asked, fleet, engine) for engine in fleet.engines]
-    every = min(with_copies(asked, fleet, fleet.engines, offers), key=lambda one: one.rank)
-    few = best_of_many(asked, fleet, fleet.engines).best
-    assert few.rank == pytest.approx(every.rank)
-    if few.engine is not every.engine:
-        assert few.rank != every.rank, "ties are the first one's"

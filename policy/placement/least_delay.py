@@ -37,16 +37,18 @@ from plait.policy.prefix.prefix_tree import USES_S
 from plait.policy.prefix.residency import Residency
 from plait.policy.types import Call, Compared, Placement, Rule
 
+SMALL: Final = 4
+"""A fleet of up to this many engines is compared whole. A placement keeps this many of the cheapest offers: waiting
+calls keep their placements, so few save memory.
+"""
+
 FEW: Final = 3
-"""In a fleet of more than twice as many, this many of the least busy engines are compared, and this many of those with
-the most of the prompt cached. Six of each give the same latencies, and take a quarter longer on 8 engines.
+"""In a larger fleet, this many of the least busy engines are compared, and this many of those with the most of the
+prompt cached. Six of each give the same latencies, and take a quarter longer on 8 engines.
 """
 
 FEW_FOR_GROUP: Final = 8
 """The same for a call of a task group, whose calls are divided over engines."""
-
-MOST_KEPT: Final = 4
-"""A placement keeps this many of the cheapest offers: waiting calls keep their placements, and few save memory."""
 
 _rank: Final[Callable[[Offer], Rank]] = attrgetter("rank")
 _lowest_tier: Final[Callable[[EngineView], Residency]] = attrgetter("tiers.lowest")
@@ -67,9 +69,8 @@ def least_delay(call: Call, situation: Situation) -> Placement:
     first = situation.turn % len(situation.engines)
     engines = [*situation.engines[first:], *situation.engines[:first]]  # of equal offers, the first one wins
     rule: Rule = "group" if situation.siblings and asked.ttft_s == inf else "least_delay"
-    few = FEW_FOR_GROUP if rule == "group" else FEW
-    if len(engines) > 2 * few and not situation.compares_all:
-        engines = candidates(asked, situation, engines, few)
+    if len(engines) > SMALL and not situation.compares_all:
+        engines = candidates(asked, situation, engines, FEW_FOR_GROUP if rule == "group" else FEW)
     offers = [offer(asked, situation, engine) for engine in engines]
     if rule == "group":
         best = best_for_group(asked, situation.siblings, offers)
@@ -79,7 +80,7 @@ def least_delay(call: Call, situation: Situation) -> Placement:
     cheapest = sorted(offers, key=lambda one: one.rank[1])
     if rule == "least_delay" and cheapest[0] is not best and not asked.ttft_s == asked.jct_s == inf:
         rule = "ttft"
-    kept = cheapest if situation.compares_all else cheapest[:MOST_KEPT]
+    kept = cheapest if situation.compares_all else cheapest[:SMALL]
     if not any(one is best for one in kept):
         kept.append(best)
     compared = Compared(rule, kept, len(situation.engines))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plait.policy.costs.delay import CallToPlace, Offer, offer
 from plait.policy.costs.prefill_queue import Prefill
 from plait.policy.costs.situation import Overtaken, OvertakenInLine, Situation
-from plait.policy.placement.least_delay import FEW, candidates, least_delay, repay_copies
+from plait.policy.placement.least_delay import FEW, SMALL, candidates, least_delay, repay_copies
 from plait.policy.types import Slo
 from tests.policy.costs.test_delay import COMING, COSTS, ENGINES, Engine, call_of, situation, used
 
@@ -54,11 +54,11 @@ def test_the_best_of_all_engines_is_chosen_if_it_is_a_candidate(
     few = {view.engine_id for view in candidates(asked, fleet, fleet.engines, FEW)}
     assert min(FEW, len(engines)) <= len(few) <= 2 * FEW
     found = least_delay(call, fleet)
-    if len(engines) > 2 * FEW:
+    if len(engines) > SMALL:
         assert ranks[found.engine_id] == pytest.approx(min(ranks[engine_id] for engine_id in few))
     every = least_delay(call, fleet._replace(compares_all=True))
     assert ranks[every.engine_id] == pytest.approx(min(ranks.values()))
-    if len(engines) <= 2 * FEW or every.engine_id in few:
+    if len(engines) <= SMALL or every.engine_id in few:
         assert ranks[found.engine_id] == pytest.approx(ranks[every.engine_id])
 
 

@@ -11,7 +11,7 @@ import pytest
 from plait.gateway.simulation.compare import Experiment, prepare, simulate
 from plait.policy.costs.delay import CallToPlace, DelayCost, Offer, offer
 from plait.policy.costs.situation import Situation
-from plait.policy.placement.least_delay import FEW, least_delay, repay_copies
+from plait.policy.placement.least_delay import SMALL, least_delay, repay_copies
 from plait.policy.placement.policies import Policy
 from plait.policy.types import Call, Compared, ComparedEngine, Cost, Placement, Slo, TaskGroup
 
@@ -67,7 +67,7 @@ class Checked:
         offers = all_offers(call, situation)
         check(every.compared, every, offers)
         assert {one.engine.engine_id for one in every.compared.candidates} == offers.keys()
-        if len(situation.engines) <= 2 * FEW:
+        if len(situation.engines) <= SMALL:
             assert found[:-1] == every[:-1], "a small fleet is compared whole"
             return
         check(found.compared, found, {one.engine.engine_id: one for one in found.compared.candidates})

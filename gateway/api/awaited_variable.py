@@ -16,6 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from plait.backends.errors import GatewayStoppingError, PlaitError, WaitTimeoutError
 from plait.gateway.asgi import EVENT_STREAM, ClientGoneError, Headers, send_whole, unless_gone
+from plait.gateway.calls.annotations import NO_ANNOTATIONS, Annotations, Given
 from plait.gateway.chaining.recorded_answer import KEEP_ALIVE
 from plait.gateway.chaining.unstored import unstored_error, unstored_fields, unstored_headers
 from plait.gateway.programs.executor import Executor
@@ -30,6 +31,19 @@ from plait.policy.types import NO_SLO, Objective, Slo
 Json = dict[str, Any]
 
 JSON: Final[Headers] = ((b"content-type", b"application/json"),)
+
+
+KEPT, AT_RISK, MISSED = "expected", "at-risk", "missed"
+"""`plait-slo` of a get: the value came within the JCT; the client waits no longer and the JCT is not over; neither."""
+
+
+def slo_headers(headers: Headers, slo: str | None) -> Headers:
+    return headers if slo is None else [*headers, (b"plait-slo", slo.encode())]
+
+
+def slo_fields(slo: str | None) -> Json:
+    """The same for the last event of a stream."""
+    return {} if slo is None else {"slo": slo}
 
 
 class TextChangedError(Exception):
@@ -80,7 +94,7 @@ class ShownText:
 
 
 class AwaitedVariable:
-    """One wait for a variable. At its end, `value` or `error` is set.
+    """One wait for a variable. At its end, `value` or `error` is set, and `slo` if there is a JCT.
 
     The event `changed` is set when the text has grown, and at the end. `mark` is the objective or SLO that the get asks
     for. With `streamed`, `new_text` returns the text as it grows.
@@ -89,6 +103,7 @@ class AwaitedVariable:
     def __init__(self, variable: str, mark: Mark | None, changed: asyncio.Event, *, streamed: bool) -> None:
         self.value: str | None = None
         self.error: PlaitError | None = None
+        self.slo: str | None = None
         self._changed = changed
         self._text = _NO_TEXT
         self._shown = ShownText()
@@ -121,9 +136,15 @@ class AwaitedVariable:
     def give_up(self, session: Session, waited_s: float) -> None:
         state = session.state_of(self.name)
         hint = "; nobody produces it so far" if state is VariableState.EMPTY else ""
+        self._judge(AT_RISK)
         self.error = WaitTimeoutError(
             f"The variable '{self.name}' is still {state} after {waited_s:g} s{hint}. Get it again."
         )
+
+    def _judge(self, in_time: str) -> None:
+        left_s = self.getter.left_s(loop_time_s())
+        if left_s is not None:
+            self.slo = in_time if left_s >= 0 else MISSED
 
     def _on_delta(self, text: GrowingText) -> None:
         self._text = text
@@ -131,10 +152,12 @@ class AwaitedVariable:
 
     def _on_value(self, value: str) -> None:
         self.value = value
+        self._judge(KEPT)
         self._changed.set()
 
     def _on_failed(self, error: PlaitError) -> None:
         self.error = error
+        self._judge(MISSED)
         self._changed.set()
 
 
@@ -170,12 +193,22 @@ def _seconds(milliseconds: float | None) -> float | None:
 
 
 Criteria = Objective | Figures
+_KEYS: Final = ("slo_ttft_ms", "slo_tpot_ms", "slo_jct_ms")
 
 
-def mark_of(criteria: Criteria | None) -> Mark | None:
-    """The objective or SLO that the criteria of a get state; None if they state none."""
+def mark_of(criteria: Criteria | None, annotations: Annotations = NO_ANNOTATIONS) -> Mark | None:
+    """The objective or SLO of a get; None if it has none. `annotations` are read with the criteria (`given_by`)."""
+    if annotations.mark is not None:
+        return annotations.mark
     mark = criteria.slo() if isinstance(criteria, Figures) else criteria
     return None if mark == NO_SLO else mark
+
+
+def given_by(criteria: Criteria | None, place: str) -> list[Given]:
+    """The criteria at a `place` in the body, as annotations."""
+    if not isinstance(criteria, Figures):
+        return [(place, "objective", criteria)]
+    return [(f"{place}.{key}", key, getattr(criteria, key) or getattr(criteria, key[4:])) for key in _KEYS]
 
 
 class VariableResponse(Response):
@@ -222,7 +255,8 @@ class VariableResponse(Response):
         if error is not None:
             raise await self._session.record.once_stored(error, unstored_error)
         body = msgspec.json.encode(self._set())
-        await send_whole(send, 200, await self._session.record.once_stored(JSON, unstored_headers), body)
+        headers = slo_headers(JSON, self._awaited.slo)
+        await send_whole(send, 200, await self._session.record.once_stored(headers, unstored_headers), body)
 
     async def _stream(self, send: Send) -> None:
         headers = EVENT_STREAM if self._session.record.is_durable else unstored_headers(EVENT_STREAM)
@@ -239,6 +273,7 @@ class VariableResponse(Response):
         rest = self._delta(self._awaited.new_text())
         error = self._awaited.error
         fields = self._set() if error is None else {"error": error.error_object}
+        fields |= slo_fields(self._awaited.slo)
         try:
             fields = await self._session.record.once_stored(fields, unstored_fields, is_begun=True)
         except PlaitError as unknown:

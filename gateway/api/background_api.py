@@ -19,7 +19,7 @@ from plait.backends.translation.translation import TRANSLATIONS
 from plait.gateway.api.responses_api import input_items
 from plait.gateway.api.rewritten_answer import ignored_headers
 from plait.gateway.asgi import Headers, send_whole, unless_gone
-from plait.gateway.calls.annotations import Annotations, wants_durable
+from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.calls.routes import RESPONSES_PATH
 from plait.gateway.chaining.background_call import (
@@ -59,7 +59,7 @@ class BackgroundApi:
             raise CallerError(message, param="store")
         if not annotations.is_label:
             message = "A response in the background takes no inputs, output, condition or objective of a session."
-            raise CallerError(message, param="background")
+            raise CallerError(message, param="background", code="invalid_annotation")
         identity = self._new_identity(incoming.tenant)
         asked = AskedResponse(fields, items, fields.get("previous_response_id"), identity.created_s)
         held = read_response(incoming, asked)
@@ -67,7 +67,7 @@ class BackgroundApi:
         reader = self.chained.runner.reader
         reader.prompts.check(held.request)
         reader.router.models.check(held.request.model)
-        return self._added(identity, held, durable=wants_durable(incoming.headers) and annotations.durable is not False)
+        return self._added(identity, held, durable=annotations.durable is not False)
 
     def find(self, tenant: str, response_id: str) -> BackgroundCall | None:
         """The running response with this id; None if there is none. Raises `PlaitError` while the log is being read."""

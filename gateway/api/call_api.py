@@ -201,6 +201,8 @@ class ForwardingApi:
         incoming, request = _parsed(incoming, ForwardedRequest)
         annotations = read_annotations(incoming.headers, request.plait)
         chat = None
+        if route.translation is None or not route.computes:
+            route.check(annotations)
         if route.translation is not None:
             given = decode_body(incoming.body, _FIELDS)
             await go_on()
@@ -229,8 +231,6 @@ class ForwardingApi:
                 incoming = msgspec.structs.replace(incoming, body=msgspec.json.encode(whole))
             if fields is not own and route.computes:
                 send = RewrittenAnswer(send, ContinuedResponse(str(previous))).send  # the engine did not get the id
-        else:
-            route.check(annotations)
         asked = await self.completions.calls.forwarded(incoming, request, route, annotations, chat=chat)
         check_client(receive)
         return partial(self.completions.deliver, asked, receive, send)

@@ -12,8 +12,10 @@ from typing import Any, Final
 import msgspec
 
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
+from plait.gateway.api.program_api import PATH as PROGRAMS
 from plait.gateway.api.program_api import ProgramBody
 from plait.gateway.api.semantic_api import GetBody, SessionBody, VariableBody
+from plait.gateway.calls.annotations import PROGRAM_WITH_GETS, TAKEN
 from plait.gateway.calls.routes import CHAT_PATH, KINDS, ROUTES, TEXT_PATH, ForwardedRequest
 from plait.gateway.chaining.submission import SubmitBody
 
@@ -56,7 +58,8 @@ RESPONSE_HEADERS: Final[dict[str, str]] = {
     "plait-loaded-tokens": "Of these, tokens that come from tiers below the accelerator, by tier",
     "plait-waited-s": "Seconds that the call waited in the gateway",
     "plait-slo": "Of a call with a TTFT or a JCT, or a TPOT that is missed. `expected`: the engine is expected to "
-    "meet it; `at-risk`: no engine was; `missed`: it is over, or no iteration of the engine is as short as the TPOT",
+    "meet it; `at-risk`: no engine was; `missed`: it is over, or no iteration of the engine is as short as the TPOT. "
+    "Of a get or a program with a JCT: whether it was kept",
     "plait-session": "The call's session",
     "plait-ignored": "What of a translated request was left out, each with its place",
 }
@@ -204,7 +207,7 @@ def document(version: str) -> bytes:
         schema = {"$ref": f"#/components/schemas/{body.__name__}"}
         content = {"application/json": {"schema": schema, "example": EXAMPLES[path]}}
         paths.setdefault(path, {})["post"] = {
-            **(_call if path in ROUTES else _operation)(path, _SUMMARIES[path]),
+            **_call(path, _SUMMARIES[path]),
             "requestBody": {"required": True, "content": content},
         }
     for path, name in _FILES.items():
@@ -229,14 +232,18 @@ def document(version: str) -> bytes:
 
 
 def _call(path: str, summary: str) -> Json:
-    """The operation of a call: `_operation` with the headers of request and answer."""
+    """The operation of a call, or of sessions: `_operation` with the headers of request and answer."""
     operation = _operation(path, summary)
+    taken = TAKEN[PROGRAM_WITH_GETS if path == PROGRAMS else path] if path not in ROUTES else None
     operation["parameters"] = [
         {"name": name, "in": "header", "required": False, "description": text, "schema": schema}
         for name, (text, schema) in REQUEST_HEADERS.items()
+        if taken is None or name.removeprefix("plait-").replace("-", "_") in taken
     ]
     operation["responses"]["200"]["headers"] = {
-        name: {"description": text, "schema": {"type": "string"}} for name, text in RESPONSE_HEADERS.items()
+        name: {"description": text, "schema": {"type": "string"}}
+        for name, text in RESPONSE_HEADERS.items()
+        if taken is None or (name == "plait-slo" and path in {PROGRAMS, "/v1/get"})
     }
     return operation
 

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from plait.backends.errors import AuthenticationError, LimitError, PlaitError
 from plait.gateway.api.error_answers import error_body
 from plait.gateway.asgi import ClientGoneError, OnRefused, id_of, in_parts, send_error
+from plait.gateway.calls.annotations import read_annotations
 from plait.gateway.intake.open_bodies import ADMIN, OpenBodies
 
 SHARED: Final = "/v1/"
@@ -57,6 +58,7 @@ class OwnRoutes:
         try:
             with ExitStack() as held:
                 if tenant not in WAIT_FOR_NOTHING:
+                    read_annotations(scope["headers"], None)  # those of an SDK's other calls may be there, if valid
                     await self._bodies.request(scope, tenant, held)
                 await self._app(scope, receive, answer.send)
         except ClientGoneError:

@@ -6,7 +6,7 @@ The answer has the values and failures that the client waits for, as one object 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -21,19 +21,35 @@ from plait.backends.errors import GatewayStoppingError, ProgramTooLargeError
 from plait.backends.protocol.client_bodies import mended
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import KeyRing
-from plait.gateway.api.awaited_variable import JSON, AwaitedVariable, Criteria, Json, mark_of, next_change
+from plait.gateway.api.awaited_variable import (
+    AT_RISK,
+    JSON,
+    KEPT,
+    MISSED,
+    AwaitedVariable,
+    Criteria,
+    Json,
+    given_by,
+    mark_of,
+    next_change,
+    slo_fields,
+    slo_headers,
+)
 from plait.gateway.asgi import EVENT_STREAM, ClientGoneError, Headers, error_headers, id_of, send_whole, unless_gone
-from plait.gateway.calls.annotations import wants_durable
+from plait.gateway.calls.annotations import PROGRAM_WITH_GETS, of_route
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.chaining.chained_calls import ChainedCalls
 from plait.gateway.chaining.native_step import DeclaredStep
 from plait.gateway.chaining.program import AskedProgram, enter, read_calls
 from plait.gateway.chaining.submission import SessionId, TimeToLive, VariableName
+from plait.gateway.chaining.submitted_call import HeldSubmission
 from plait.gateway.chaining.unstored import unstored_fields, unstored_headers
 from plait.gateway.intake.open_bodies import OpenBodies
 from plait.gateway.programs.executor import Executor
+from plait.gateway.programs.held_call import with_condition
 from plait.gateway.programs.session import Session
 from plait.gateway.timer import loop_time_s
+from plait.policy.programs.needs import Mark
 
 PATH: Final = "/v1/programs"
 DELTA: Final = "delta"
@@ -98,23 +114,28 @@ class ProgramApi:
             body, raw = mended(decode_body, raw, _PROGRAM)
             self._check_size(len(body.calls) + len(body.natives))
             changed = asyncio.Event()
+            route = PROGRAM_WITH_GETS if body.gets else PATH
+            annotations = of_route(route, headers, ("session", "session", body.session))
+            incoming = Incoming(PATH, headers, raw, id_of(request.scope), loop_time_s(), tenant)
+            calls = await read_calls(self._chained.runner, body.calls, incoming, body.session)
+            last = _last_gets(body, calls) if annotations.mark is not None else ()
             awaited = [
-                AwaitedVariable(name, mark_of(criteria), changed, streamed=body.stream)
-                for name, criteria in body.gets.items()
+                AwaitedVariable(name, _mark(body, name, headers if name in last else ()), changed, streamed=body.stream)
+                for name in body.gets
             ]
             values, getters = body.texts(), [one.getter for one in awaited]
-            incoming = Incoming(PATH, headers, raw, id_of(request.scope), loop_time_s(), tenant)
             asked = AskedProgram(
                 incoming.request_id,
                 tenant,
                 body.session or executor.sessions.new_id(tenant),
                 values,
-                await read_calls(self._chained.runner, body.calls, incoming, body.session),
+                calls,
                 body.natives,
                 getters,
                 body.external,
                 body.ttl_s,
-                wants_durable(headers),
+                annotations.durable is not False,
+                annotations.session_objective,
             )
             session, call_ids = await enter(self._chained.runner, asked)
         return ProgramResponse(
@@ -135,6 +156,26 @@ class ProgramApi:
                 "others in a further request with the same session.",
                 param="calls",
             )
+
+
+def _last_gets(body: ProgramBody, calls: Sequence[HeldSubmission]) -> set[str]:
+    """The gets that no other get waits for."""
+    inputs: dict[str, Collection[str]] = {step.output: step.inputs for step in body.natives}
+    for call in calls:
+        needs = with_condition(call.submission.inputs, call.annotations.when)
+        inputs |= {step.output.variable: needs for step in call.submission.steps}
+    before, walked = set[str](), [*body.gets]
+    while walked:
+        new = set(inputs.get(walked.pop(), ())) - before
+        before |= new
+        walked += new
+    return body.gets.keys() - before
+
+
+def _mark(body: ProgramBody, name: str, headers: Headers) -> Mark | None:
+    """The criterion of a get; the annotations of the program are those of its last gets."""
+    criteria, session = body.gets[name], ("session", "session", body.session)
+    return mark_of(criteria, of_route(PROGRAM_WITH_GETS, headers, session, *given_by(criteria, f"gets.{name}")))
 
 
 class ProgramEvents:
@@ -245,7 +286,7 @@ class ProgramResponse(Response):
             "truncated": truncated,
             "errors": {one.name: one.error.error_object for one in self._awaited if one.error is not None},
         }
-        status, headers = 200, JSON
+        status, headers = 200, slo_headers(JSON, self._slo())
         stopping = [one for one in errors if isinstance(one, GatewayStoppingError)]  # errors of no variable
         if stopping or len(errors) == len(self._awaited):
             error = (*stopping, *errors)[0]
@@ -260,7 +301,9 @@ class ProgramResponse(Response):
                 await self._send_events(events, due, send)
         except TimeoutError:
             self._give_up(session)
-        last = await self._once_stored([*due, *events.new(), Event("done", self._described())])
+        last = await self._once_stored(
+            [*due, *events.new(), Event("done", self._described() | slo_fields(self._slo()))]
+        )
         await send({"type": "http.response.body", "body": last})
 
     async def _send_events(self, events: ProgramEvents, due: list[Event], send: Send) -> None:
@@ -294,6 +337,11 @@ class ProgramResponse(Response):
         for awaited in self._awaited:
             if not awaited.is_answered:
                 awaited.give_up(session, self._timeout_s)
+
+    def _slo(self) -> str | None:
+        """`plait-slo` of the program: that of its worst get."""
+        told = {awaited.slo for awaited in self._awaited}
+        return next((slo for slo in (MISSED, AT_RISK, KEPT) if slo in told), None)
 
     def _described(self) -> dict[str, Any]:
         return {"object": "program", "session": self._session.session_id}

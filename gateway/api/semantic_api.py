@@ -18,9 +18,16 @@ from plait.backends.errors import CallerError, FailedDependencyError, NotFoundEr
 from plait.backends.protocol.client_bodies import mended
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import KeyRing
-from plait.gateway.api.awaited_variable import Criteria, VariableResponse, described, described_failure, mark_of
+from plait.gateway.api.awaited_variable import (
+    Criteria,
+    VariableResponse,
+    described,
+    described_failure,
+    given_by,
+    mark_of,
+)
 from plait.gateway.asgi import id_of
-from plait.gateway.calls.annotations import wants_durable
+from plait.gateway.calls.annotations import Annotations, Given, of_route
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.chaining.chained_calls import ChainedCalls
 from plait.gateway.chaining.native_step import DeclaredStep, NativeSteps, StepInputs, StepSeconds
@@ -34,7 +41,6 @@ from plait.gateway.programs.held_call import HeldCall
 from plait.gateway.programs.session import Session, repeated
 from plait.gateway.programs.session_errors import FailureCause
 from plait.gateway.timer import loop_time_s
-from plait.policy.programs.needs import Mark
 from plait.policy.programs.request_graph import CLIENT
 from plait.policy.types import Objective
 
@@ -79,10 +85,6 @@ class GetBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout_s: Annotated[float, Meta(gt=0, le=86_400)] = 600.0
     stream: bool = False
 
-    @property
-    def mark(self) -> Mark | None:
-        return mark_of(self.criteria)
-
 
 BodyT = TypeVar("BodyT", SessionBody, VariableBody, GetBody)
 _SUBMIT = msgspec.json.Decoder(SubmitBody)
@@ -114,10 +116,10 @@ class SemanticApi:
         ]
 
     async def _open(self, request: Request) -> Response:
-        tenant, body = await self._read(request, SessionBody)
+        tenant, body, annotations = await self._read(request, SessionBody)
         session_id = body.session_id or self._executor.sessions.new_id(tenant)
-        session = await self._open_for(request, tenant, session_id, body.ttl_s)
-        self._executor.prefer(session, body.objective, loop_time_s())
+        session = await self._open_for(tenant, session_id, annotations, body.ttl_s)
+        self._executor.prefer(session, body.objective or annotations.session_objective, loop_time_s())
         return await _stored(session, _described_session(session))
 
     async def _session(self, request: Request) -> Response:
@@ -147,9 +149,9 @@ class SemanticApi:
         return await _stored(session, {"id": call.call_id, "object": "call.cancelled", "cancelled": True})
 
     async def _declare(self, request: Request) -> Response:
-        tenant, body = await self._read(request, VariableBody)
+        tenant, body, annotations = await self._read(request, VariableBody)
         body.check()
-        session = await self._open_for(request, tenant, body.session_id)
+        session = await self._open_for(tenant, body.session_id, annotations)
         name = body.semantic_var_id or f"v_{uuid.uuid4().hex}"
         if body.inputs is not None:
             declared = DeclaredStep(name, body.inputs, body.seconds or 0.0)
@@ -168,13 +170,13 @@ class SemanticApi:
         return await _stored(session, _described_variable(session, name))
 
     async def _get(self, request: Request) -> ASGIApp:
-        tenant, body = await self._read(request, GetBody)
-        session = await self._open_for(request, tenant, body.session_id)
+        tenant, body, annotations = await self._read(request, GetBody)
+        session = await self._open_for(tenant, body.session_id, annotations)
         return VariableResponse(
             self._executor,
             session,
             body.semantic_var_id,
-            mark=body.mark,
+            mark=mark_of(body.criteria, annotations),
             timeout_s=body.timeout_s,
             keep_alive_s=self._keep_alive_s if body.stream else None,
         )
@@ -188,8 +190,9 @@ class SemanticApi:
         incoming = Incoming("/v1/submit", headers, raw, id_of(request.scope), loop_time_s(), tenant)
         asked = await read_submission(self._chained.runner.reader, incoming, body, body.session_id)
         await self._entrance.whole(tenant, body.session_id)
-        durable = wants_durable(headers) and asked.annotations.durable is not False
+        durable = asked.annotations.durable is not False
         session = self._executor.sessions.open(tenant, body.session_id, incoming.arrived_s, durable=durable)
+        self._executor.prefer(session, asked.annotations.session_objective, incoming.arrived_s)
         call = self._submitted(session, asked)
         outputs = [
             {"name": placeholder.name, "semantic_var_id": placeholder.variable}
@@ -199,9 +202,11 @@ class SemanticApi:
         answer = {"object": "submission", "id": call.call_id, "session_id": session.session_id, "outputs": outputs}
         return await _stored(session, answer)
 
-    async def _open_for(self, request: Request, tenant: str, session_id: str, ttl_s: float | None = None) -> Session:
+    async def _open_for(
+        self, tenant: str, session_id: str, annotations: Annotations, ttl_s: float | None = None
+    ) -> Session:
         """The session that a request names, opened if it is new. Waits while a program enters it."""
-        durable = wants_durable(request.scope["headers"])
+        durable = annotations.durable is not False
         await self._entrance.whole(tenant, session_id)
         return self._executor.sessions.open(tenant, session_id, loop_time_s(), ttl_s, durable=durable)
 
@@ -225,17 +230,23 @@ class SemanticApi:
         if not SESSION_ID.fits(session_id):
             message = f"There is no session of this id: a session's id is {SESSION_ID.rule}."
             raise NotFoundError(message, code="session_not_found", param="session_id")
+        of_route("", request.scope["headers"], ("session_id", "session", session_id))
         await self._entrance.whole(tenant, session_id)
         return self._executor.sessions.find(tenant, session_id, loop_time_s())
 
-    async def _read(self, request: Request, kind: type[BodyT]) -> tuple[str, BodyT]:
+    async def _read(self, request: Request, kind: type[BodyT]) -> tuple[str, BodyT, Annotations]:
         headers = request.scope["headers"]
         tenant = self._keys.check(request.scope)
         with self._bodies.open(request.scope, tenant) as open_body:
             raw = await open_body.read(request.receive, headers)
         body: BodyT
         body, _ = mended(decode_body, raw or b"{}", _DECODERS[kind])  # a new session needs no body
-        return tenant, body
+        said: list[Given] = [("session_id", "session", body.session_id)]
+        if isinstance(body, SessionBody):
+            said.append(("objective", "session_objective", body.objective))
+        if isinstance(body, GetBody):
+            said += given_by(body.criteria, "criteria")
+        return tenant, body, of_route(request.scope["path"], headers, *said)
 
 
 def _described_session(session: Session) -> dict[str, Any]:

@@ -33,6 +33,38 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,10}")
 _PRIORITIES = range(-(2**31), 2**31)
 _MILLISECONDS = "a number of milliseconds above 0"
 
+_OF_SESSIONS = frozenset(("session", "durable"))
+_OF_CALLS = frozenset(("session", "slo_ttft_ms", "slo_tpot_ms", "slo_jct_ms", "objective", "priority"))
+CALL_OF_PROGRAM, PROGRAM_WITH_GETS = "a call of /v1/programs", "/v1/programs with gets"
+TAKEN: Mapping[str, frozenset[str]] = {
+    "/v1/sessions": _OF_SESSIONS | {"session_objective"},
+    "/v1/variables": _OF_SESSIONS,
+    "/v1/get": _OF_SESSIONS | _OF_CALLS - {"priority"},
+    "/v1/submit": _OF_SESSIONS | _OF_CALLS | {"session_objective"},
+    "/v1/programs": _OF_SESSIONS | {"session_objective"},
+    PROGRAM_WITH_GETS: _OF_SESSIONS | {"session_objective", "slo_jct_ms", "objective"},
+    CALL_OF_PROGRAM: _OF_CALLS,
+}
+"""By route of sessions: the annotations that mean something there."""
+
+_ELSEWHERE = {
+    "session": "names a session and the body none: put it into the body",
+    **dict.fromkeys(
+        ("slo_ttft_ms", "slo_tpot_ms", "priority"), "belongs to a call: put it into the call's 'plait' object"
+    ),
+    "slo_jct_ms": "belongs to a call, a get, or a program with gets",
+    "objective": "belongs to a call, a get, or a program with gets; a session has plait-session-objective",
+    "session_objective": "belongs to /v1/sessions, a program or a call of the session",
+    "durable": "belongs to the request that makes the session",
+    **dict.fromkeys(("inputs", "output"), "belongs to a completion; a submitted call has 'placeholders'"),
+    "when": "belongs to a completion; 'when' is a field of a submitted call",
+    "receipt": "belongs to a completion; /v1/receipts/ID has that of any call",
+}
+"""By annotation: where it belongs."""
+
+Given = tuple[str, str, object]
+"""An annotation as a client gives it: the place, the key and the value."""
+
 
 class OutputVariable(msgspec.Struct, frozen=True):
     """The semantic variable that gets a call's text."""
@@ -68,6 +100,11 @@ class Annotations(msgspec.Struct, frozen=True):
     """Whether the answer includes the reasons for the placement."""
 
     @property
+    def mark(self) -> Slo | Objective | None:
+        """The criterion of a get with these annotations; None if they state none."""
+        return self.objective if self.slo == NO_SLO else self.slo
+
+    @property
     def is_label(self) -> bool:
         """Whether the call only names a session, and uses none of its variables and objectives."""
         return not (self.inputs or self.output or self.when or self.session_objective)
@@ -76,9 +113,7 @@ class Annotations(msgspec.Struct, frozen=True):
 NO_ANNOTATIONS = Annotations()
 
 
-def read_annotations(
-    headers: Sequence[tuple[bytes, bytes]], body_annotations: Mapping[str, object] | None
-) -> Annotations:
+def read_annotations(headers: Headers, body_annotations: Mapping[str, object] | None) -> Annotations:
     """The annotations of a request; the shared `NO_ANNOTATIONS` when it has none.
 
     `headers` are ASGI's, with lower-case names. `body_annotations` is the body's `plait` object; a null in it means not
@@ -89,16 +124,44 @@ def read_annotations(
     # Not `in`, which first takes its operand for a number, and so raises and catches a TypeError.
     if names.find(b"plait-") < 0 and names.find(b"-slo-") < 0 and not body_annotations:
         return NO_ANNOTATIONS
-    values = _merged([*_from_headers(headers), *_from_body(body_annotations or {})])
+    return _annotations([*_from_headers(headers), *_from_body(body_annotations or {})])
+
+
+def of_route(
+    route: str, headers: Headers, *fields: Given, body_annotations: Mapping[str, object] | None = None
+) -> Annotations:
+    """The annotations of a request on a route of sessions, which has to take each of them (`TAKEN`).
+
+    `fields` are those that the body states in fields of its own; a value of None is not given. They have to agree with
+    the annotations, and are in the result only if there are annotations. Raises `CallerError` as `read_annotations`.
+    """
+    given = [*_from_headers(headers), *_from_body(body_annotations or {})]
+    if not given:
+        return NO_ANNOTATIONS
+    own = [field for field in fields if field[2] is not None]
+    taken = TAKEN.get(route, _OF_SESSIONS) - ({"session"} - {key for _, key, _ in own})
+    for place, key, _ in given:
+        if key not in taken:
+            raise _wrong(f"{place} {_ELSEWHERE[key]}", place)
+    found, place = _annotations([*given, *own]), given[0][0]
+    if found.objective is Objective.THROUGHPUT and found.slo != NO_SLO and "priority" not in taken:
+        raise _wrong("what is wanted for throughput has no limits of times; give one of them", place)
+    return found
+
+
+def _annotations(given: Sequence[Given]) -> Annotations:
+    values = _merged(given)
     if not values:
         return NO_ANNOTATIONS
     slo = Slo(*(values.pop(key, None) for key in ("slo_ttft_ms", "slo_tpot_ms", "slo_jct_ms")))
     return Annotations(slo=slo, **values)
 
 
-def promised_output(
-    headers: Sequence[tuple[bytes, bytes]], body_annotations: Mapping[str, object] | None
-) -> tuple[str, str] | None:
+def _wrong(message: str, place: str) -> CallerError:
+    return CallerError(message, param=place, code="invalid_annotation")
+
+
+def promised_output(headers: Headers, body_annotations: Mapping[str, object] | None) -> tuple[str, str] | None:
     """The session and the output variable of a refused request; None unless both are valid.
 
     The variable then fails, so that calls and clients that wait for it get the error.
@@ -114,7 +177,7 @@ def promised_output(
     return session.strip(), name
 
 
-def _from_headers(headers: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[str, str, object]]:
+def _from_headers(headers: Headers) -> Iterator[Given]:
     """For each annotation: the header's name, the key, the text."""
     for raw_name, raw_value in headers:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
@@ -127,7 +190,7 @@ def _from_headers(headers: Sequence[tuple[bytes, bytes]]) -> Iterator[tuple[str,
             yield name, _ALIASES[raw_name], value
 
 
-def _from_body(body: Mapping[str, object]) -> Iterator[tuple[str, str, object]]:
+def _from_body(body: Mapping[str, object]) -> Iterator[Given]:
     """For each annotation: the place in the body, the key, the JSON value. A client may write a key with hyphens."""
     for given, value in body.items():
         place, key = _BODY_PREFIX + given, given.replace("-", "_")
@@ -142,10 +205,10 @@ def _unknown(place: str, prefix: str, known: Iterable[str]) -> CallerError:
     nearest = difflib.get_close_matches(place.removeprefix(prefix)[:64], keys, n=1)
     all_known = ", ".join(prefix + key for key in keys)
     hint = f"did you mean {prefix}{nearest[0]}?" if nearest else f"the known annotations are {all_known}"
-    return CallerError(f"unknown annotation {_shown(place)}; {hint}", param=json.dumps(place)[1:-1][:80])
+    return _wrong(f"unknown annotation {_shown(place)}; {hint}", json.dumps(place)[1:-1][:80])
 
 
-def _merged(given: Sequence[tuple[str, str, object]]) -> dict[str, Any]:
+def _merged(given: Sequence[Given]) -> dict[str, Any]:
     """Each key's value. Raises `CallerError` if two places disagree."""
     values: dict[str, Any] = {}
     first: dict[str, tuple[str, object]] = {}
@@ -157,7 +220,7 @@ def _merged(given: Sequence[tuple[str, str, object]]) -> dict[str, Any]:
         elif values[key] != value:
             other, other_raw = first[key]
             message = f"{other} is {_shown(other_raw)} but {place} is {_shown(raw)}; give one of them, or equal values"
-            raise CallerError(message, param=other)
+            raise _wrong(message, other)
     return values
 
 
@@ -166,7 +229,7 @@ def read_value(place: str, key: str, raw: object) -> Any:
     read, accepted = _READERS[key]
     value = read(raw.strip() if isinstance(raw, str) else raw)
     if value is None:
-        raise CallerError(f"{place} is {_shown(raw)}; it must be {accepted}", param=place)
+        raise _wrong(f"{place} is {_shown(raw)}; it must be {accepted}", place)
     return value
 
 
@@ -229,17 +292,6 @@ def _seconds(raw: object) -> float | None:
 def _bool(raw: object) -> bool | None:
     """Reads true or false, as text or as JSON has them."""
     return raw if isinstance(raw, bool) else {"true": True, "false": False}.get(raw) if isinstance(raw, str) else None
-
-
-def wants_durable(headers: Headers) -> bool:
-    """Whether a session that a request makes outlives the gateway: yes, unless it has `plait-durable: false`.
-
-    For routes that take no other annotation as a header. Raises `CallerError`.
-    """
-    for name, raw in headers:
-        if name == b"plait-durable":
-            return bool(read_value("plait-durable", "durable", raw.decode("latin-1")))
-    return True
 
 
 def _priority(raw: object) -> int | None:

@@ -55,6 +55,7 @@ class CallRoute:
             raise CallerError(
                 f"{self.path} takes no inputs, output, condition or objective of a session: its answer is no text.",
                 param="plait",
+                code="invalid_annotation",
             )
 
 

@@ -210,6 +210,7 @@ class ChainedCalls:
                 "'plait-inputs', 'plait-output', 'plait-when' and 'plait-session-objective' need a session: send "
                 "'plait-session' as well.",
                 param="plait-session",
+                code="invalid_annotation",
             )
         self.runner.reader.router.models.check(request.model)
         session = self.executor.sessions.open(

@@ -36,6 +36,7 @@ from plait.policy.programs.request_graph_state import (
     GraphError,
     VariableState,
 )
+from plait.policy.types import Objective
 
 
 class AskedProgram(NamedTuple):
@@ -62,6 +63,9 @@ class AskedProgram(NamedTuple):
 
     durable: bool = True
     """Whether a new session outlives the gateway."""
+
+    objective: Objective | None = None
+    """Of all that the session produces; None: no change."""
 
 
 async def read_calls(
@@ -108,6 +112,7 @@ def _entry(runner: CallRunner, asked: AskedProgram, now_s: float) -> Pieces[tupl
         program = Program(asked.values, calls, asked.getters, asked.external)
         entered = yield from entry(executor, session, program, now_s)
         is_whole = True
+        executor.prefer(session, asked.objective, now_s)
     finally:
         if not is_whole:
             for getter in asked.getters:

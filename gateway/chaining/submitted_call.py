@@ -14,7 +14,7 @@ import msgspec
 
 from plait.backends.errors import CallerError, PlaitError
 from plait.backends.protocol.openai import decode_body
-from plait.gateway.calls.annotations import NO_ANNOTATIONS, Annotations, read_annotations
+from plait.gateway.calls.annotations import CALL_OF_PROGRAM, Annotations, of_route
 from plait.gateway.calls.call import NOWHERE
 from plait.gateway.calls.call_reader import CallReader, Incoming, PromptReader
 from plait.gateway.chaining.chained_call import CallRunner, ChainedCall, without_keys
@@ -103,7 +103,7 @@ def _read(prompts: PromptReader, incoming: Incoming, body: CallBody, session_id:
     """The part of reading that does not need the state of the fleet, so that it can run on a thread."""
     submission = Submission(incoming.body, body)
     _check_whole(submission)
-    annotations = _annotations(body, session_id)
+    annotations = _annotations(incoming, body, session_id)
     templated = submission.templated
     if templated is not None:
         prompts.check(templated)
@@ -140,7 +140,7 @@ def made_again(runner: CallRunner, session: Session, call_id: str, request: Kept
     """The call of a submission from the log. Raises `CallerError` if this release cannot read it."""
     incoming = Incoming(request.path, request.headers, request.body, call_id, now_s, session.tenant.name)
     body = decode_body(request.body, CALL_BODY)
-    submission, annotations = Submission(request.body, body), _annotations(body, session.session_id)
+    submission, annotations = Submission(request.body, body), _annotations(incoming, body, session.session_id)
     return new_call(runner, session, HeldSubmission(incoming, submission, annotations, _fingerprint(request.body)))
 
 
@@ -158,14 +158,11 @@ def _check_whole(submission: Submission) -> None:
         )
 
 
-def _annotations(body: CallBody, session_id: str | None) -> Annotations:
-    annotations = NO_ANNOTATIONS if body.plait is None else read_annotations((), body.plait)
-    if annotations.inputs or annotations.output or annotations.when or annotations.session not in (None, session_id):
-        message = (
-            "'plait' cannot name these here: the session and 'when' are fields of their own, inputs and outputs are in "
-            "'placeholders'."
-        )
-        raise CallerError(message, param="plait")
+def _annotations(incoming: Incoming, body: CallBody, session_id: str | None) -> Annotations:
+    route, headers = incoming.path, incoming.headers
+    if route != "/v1/submit":  # its headers are those of the whole program
+        route, headers = CALL_OF_PROGRAM, ()
+    annotations = of_route(route, headers, ("session_id", "session", session_id), body_annotations=body.plait)
     if body.when is None:
         return annotations
     when = read_condition(body.when)

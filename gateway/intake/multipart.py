@@ -107,6 +107,9 @@ class FormReader:
     def _end_headers(self) -> None:
         _, options = parse_options_header(self._disposition)
         name = options.get(b"name", b"")
+        if name.partition(b"[")[0] == b"plait":
+            message = "a form's annotations are headers: plait-priority"
+            raise CallerError(message, param="plait", code="invalid_annotation")
         self._field = name if name in self._names and b"filename" not in options else None
 
     def _on_data(self, data: bytes, begin: int, end: int) -> None:

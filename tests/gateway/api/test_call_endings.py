@@ -107,7 +107,7 @@ CASES: dict[str, tuple[Callable[[Served], Awaitable[object]], list[Line]]] = {
     ),
     "a wrong field of another route": (
         plain(request({"plait": {"inputs": ["a"]}}, path="/v1/embeddings")),
-        [(400, "invalid_request_error", "refused", "m", "/v1/embeddings")],
+        [(400, "invalid_annotation", "refused", "m", "/v1/embeddings")],
     ),
     "gone while an engine has it": (gone_while_waiting, [(499, None, "client_gone", "m", CHAT)]),
     "gone while its body comes": (

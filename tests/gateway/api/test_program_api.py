@@ -278,7 +278,11 @@ GOOD = call("G {{g}}", "g")
         ({"calls": [GOOD, call("A {{a}}", "a", session_id="s")]}, (400, None), "calls[1].session_id"),
         ({"calls": [GOOD, call("A {{a}}", "a", max_tokens=0)]}, (400, None), "calls[1].max_tokens"),
         ({"calls": [GOOD, {**call("A {{a}}", "a"), "model": "x"}]}, (404, "model_not_found"), "calls[1].model"),
-        ({"calls": [GOOD, call("A {{a}}", "a", plait={"speed": 1})]}, (400, None), "calls[1].plait.speed"),
+        (
+            {"calls": [GOOD, call("A {{a}}", "a", plait={"speed": 1})]},
+            (400, "invalid_annotation"),
+            "calls[1].plait.speed",
+        ),
         (
             {"calls": [{**GOOD, "placeholders": [{"name": "g", "in_out": True, "kind": 1}]}]},
             (400, None),

@@ -114,6 +114,8 @@ def test_each_byte_may_come_alone() -> None:
     ("data", "says"),
     [
         (form(part("model", b"m"), part("model", b"n")), "'model' is there twice"),
+        (form(part("plait[priority]", b"1")), "annotations are headers"),
+        (form(part("plait", b"{}")), "annotations are headers"),
         (form(part("model", b"m" * (MOST_VALUE_BYTES + 1))), "bytes"),
         (form(part("model", b"\xff")), "UTF-8"),
         (form(part("model", b"m"), ends=False), "last boundary"),

@@ -217,7 +217,7 @@ async def test_a_wrong_condition_is_refused_by_its_field(served: Served, when: s
         (400, "when"),
     ]
     in_plait = await served.submit("Praise {{long}}", "long", plait={"when": 'v == "x"'})
-    assert (in_plait.status, in_plait.json["error"]["param"]) == (400, "plait")
+    assert (in_plait.status, in_plait.json["error"]["param"]) == (400, "plait.when")
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
     without_session = await served.send(CHAT, body, plait_when='v == "x"')
     assert (without_session.status, without_session.json["error"]["param"]) == (400, "plait-session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from stat import S_ISVTX
 from typing import Final
 
 FOR_OTHERS: Final = 0o077
@@ -25,15 +26,28 @@ def check_place(file: Path, mounts: Path = MOUNTS) -> None:
     kind = file_system(folder, mounts)
     if kind in NETWORK_FILE_SYSTEMS:
         raise ValueError(f"{file} is on a network file system ({kind}): put it on a disk of this machine")
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is no folder")
-    for place in (folder, file):
-        if place.exists() and place.stat().st_mode & FOR_OTHERS:
-            mode = "0700" if place.is_dir() else "0600"
-            raise ValueError(f"{place} is open to other users, and values may be secrets: chmod {mode} {place}")
-    writable = file if file.exists() else folder
-    if writable.exists() and not os.access(writable, os.W_OK):
+    there = next(one for one in (folder, *folder.parents) if one.exists())
+    if not there.is_dir():
+        raise ValueError(f"{there} is no folder")
+    if file.is_dir():
+        raise ValueError(f"{file} is a folder: name a file in it")
+    if folder.exists() and folder.stat().st_mode & FOR_OTHERS:
+        raise ValueError(f"{folder} is open to other users, and values may be secrets: {_closed(folder, file)}")
+    if file.exists() and file.stat().st_mode & FOR_OTHERS:
+        raise ValueError(f"{file} is open to other users, and values may be secrets: chmod 0600 {file}")
+    writable = file if file.exists() else there
+    if not os.access(writable, os.W_OK):
         raise ValueError(f"{writable} cannot be written by this user")
+
+
+def _closed(folder: Path, file: Path) -> str:
+    """How to keep others out: a folder that anything else may use has to stay as it is."""
+    seen = folder.stat()
+    is_own = seen.st_uid == os.geteuid() and not seen.st_mode & S_ISVTX
+    if is_own and all(one.name.startswith(file.name) for one in folder.iterdir()):
+        return f"chmod 0700 {folder}"
+    own = folder / "plait"
+    return f"put it into a folder of its own: mkdir -m 700 {own}, and name {own / file.name}"
 
 
 def make_folder(file: Path) -> None:

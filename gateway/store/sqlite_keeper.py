@@ -57,6 +57,10 @@ Synchronous = Literal["normal", "full"]
 log = structlog.get_logger(__name__)
 
 
+MAGIC: Final = b"SQLite format 3\0"
+"""The first bytes of a database. A file with a WAL may lack them."""
+
+
 class SqliteKeeper:
     """Stores a log in the file `path`. `owner` is a name for the lease, the same for all gateways that use the file.
 
@@ -95,6 +99,10 @@ class SqliteKeeper:
         gone = self._gone()
         if gone is not None:
             raise ValueError(gone)
+        if self.path.exists() and not Path(f"{self.path}-wal").exists():
+            with self.path.open("rb") as file:
+                if file.read(len(MAGIC)) not in {b"", MAGIC}:
+                    raise ValueError(f"{self.path} is no SQLite database: name a new file, or put the store back")
         with suppress(StoreError, OSError):  # `open` says what is malformed: the WAL may have what the file lacks
             if self.path.exists() and self.path.stat().st_size:
                 uri = f"{self.path.absolute().as_uri()}?immutable=1"  # without it SQLite rebuilds the index of the WAL

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,32 @@ def test_a_place_is_made_with_the_modes_of_secrets(tmp_path: Path) -> None:
     make_folder(file)
     make_file(file)
     assert (file.parent.stat().st_mode & 0o777, file.stat().st_mode & 0o777) == (0o700, 0o600)
+
+
+@pytest.mark.parametrize("why", ["sticky", "with other files", "of somebody else"])
+def test_a_shared_folder_stays_as_it_is(tmp_path: Path, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tmp_path.chmod(0o1755 if why == "sticky" else 0o755)
+    if why == "with other files":
+        (tmp_path / "another").touch()
+    if why == "of somebody else":
+        monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)
+    own = tmp_path / "plait"
+    advice = f"put it into a folder of its own: mkdir -m 700 {own}, and name {own / 's.db'}"
+    with pytest.raises(ValueError, match=f"{re.escape(advice)}$"):
+        check_place(tmp_path / "s.db")
+
+
+def test_what_can_be_no_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="file is no folder"):
+        check_place(tmp_path / "file" / "deeper" / "s.db")
+    (tmp_path / "folder").mkdir(mode=0o700)
+    tmp_path.chmod(0o700)
+    with pytest.raises(ValueError, match="is a folder: name a file in it"):
+        check_place(tmp_path / "folder")
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda place, _mode: place != tmp_path)
+    with pytest.raises(ValueError, match="cannot be written by this user"):
+        check_place(tmp_path / "new" / "s.db")

@@ -153,10 +153,19 @@ def test_a_file_that_is_no_database_is_refused(path: Path) -> None:
     path.write_bytes(b"no database, but somebody's text " * 100)
     path.chmod(0o600)
     keeper = SqliteKeeper(path)
-    keeper.check()
+    with pytest.raises(ValueError, match=r"is no SQLite database: name a new file, or put the store back$"):
+        keeper.check()
     with pytest.raises(CorruptStoreError, match="file is not a database"):
         keeper.open()
     assert path.read_bytes().startswith(b"no database")
+
+
+def test_a_file_whose_first_page_is_in_its_wal_may_be_a_database(path: Path) -> None:
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes(b"\0" * 4096)
+    path.chmod(0o600)
+    Path(f"{path}-wal").write_bytes(b"frames")
+    SqliteKeeper(path).check()
 
 
 def test_an_older_schema_is_brought_forward_and_a_newer_one_is_refused(path: Path, keeper: SqliteKeeper) -> None:

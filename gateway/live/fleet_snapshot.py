@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import chain, islice
 from time import time
 from typing import Final
@@ -127,7 +128,8 @@ def _engine(engine: FleetEngine, block_tokens: int) -> EngineState:
         outstanding_tokens=view.queue.tokens,
         kv_tokens=kv_tokens,
         kv_used_tokens=used,
-        cached_tokens=view.residency.resident.blocks * block_tokens,
+        # New blocks are known before the report of those that they have evicted.
+        cached_tokens=min(view.residency.resident.blocks * block_tokens, kv_tokens or sys.maxsize),
     )
 
 

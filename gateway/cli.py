@@ -7,6 +7,7 @@ signal during the imports ends the process.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -61,14 +62,27 @@ def main(argv: Sequence[str] | None = None) -> int:
             let_end_process(signal.SIGTERM)
             if command in SERVERS:
                 let_end_process(signal.SIGINT)
+            else:
+                signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
             arguments = parse(words)
             arguments.run(arguments)
-    except ValueError as error:
-        print(f"plait: {error}", file=sys.stderr)
+            sys.stdout.flush()
+    except BrokenPipeError:  # `| head` has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except (ValueError, OSError) as error:
+        print(f"plait: {_told(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
     return 0
+
+
+def _told(error: Exception) -> str:
+    """An error in one line; the system's begins with the file."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -30,7 +30,10 @@ def non_negative_least_squares(rows: Sequence[Sequence[float]], targets: Sequenc
 
     lengths = [sqrt(fsum(value * value for value in column)) or 1.0 for column in zip(*rows, strict=True)]
     scaled = [[value / length for value, length in zip(row, lengths, strict=True)] for row in rows]
-    solution, _ = nnls(scaled, targets, maxiter=STEPS_PER_COLUMN * len(lengths))
+    try:
+        solution, _ = nnls(scaled, targets, maxiter=STEPS_PER_COLUMN * len(lengths))
+    except RuntimeError as error:
+        raise ValueError("the measured times fit no profile: stop what else runs here, and measure again") from error
     return [float(value) / length for value, length in zip(solution, lengths, strict=True)]
 
 

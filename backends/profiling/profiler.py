@@ -121,9 +121,12 @@ class TrialRunner:
         running = asyncio.create_task(self._engine.complete(self._decoding(trial), 2 * trial.output_tokens))
         await asyncio.sleep(0)  # the decodes begin
         sent: list[TimedStream] = []
-        while not running.done():
-            sent += await self._engine.complete([self._fresh(1)], 1)
-        decodes = await running
+        try:
+            while not running.done():
+                sent += await self._engine.complete([self._fresh(1)], 1)
+            decodes = await running
+        finally:
+            running.cancel()
         iteration_s = inter_token_s(decodes) or 0.0
         starts_s, ends_s = max(one.arrivals[0][0] for one in decodes), min(one.arrivals[-1][0] for one in decodes)
         apart_s = iteration_s / 4  # tokens of one iteration come at nearly the same time

@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from plait.backends.error_codes import CODES, GROUPS
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     import argparse
 
 Fields = Mapping[str, Any]
+
+TYPES: Final = {"invalid_request_error": 400, "server_error": 500}
+"""What the log and the metrics show of an error without a code, and its status."""
+
+LIKE_A_CODE: Final = 0.8
+"""A word that is so similar to a code, as `difflib` says, is no request's id."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +42,8 @@ def run(arguments: argparse.Namespace) -> None:
     what = arguments.what
     if arguments.body is None and what is None:
         raise ValueError("give a request's id, an error's code, or --body FILE")
-    if arguments.body is None and arguments.log is None and (what in CODES or not (arguments.key or arguments.api_key)):
+    is_code = what is not None and bool(difflib.get_close_matches(what, [*CODES, *TYPES], n=1, cutoff=LIKE_A_CODE))
+    if arguments.body is None and arguments.log is None and (is_code or not (arguments.key or arguments.api_key)):
         print("\n".join(lines(what)))
         return
     receipt = _receipt(arguments)
@@ -45,7 +52,11 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _receipt(arguments: argparse.Namespace) -> Fields:
     if arguments.body is not None:
-        given = {"path": arguments.path, "body": json.loads(arguments.body.read_bytes()), "without": arguments.without}
+        try:
+            body = json.loads(arguments.body.read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{arguments.body} is no JSON: {error}") from error
+        given = {"path": arguments.path, "body": body, "without": arguments.without}
         return _asked(arguments, "/admin/explain", "POST", given)
     if arguments.log is not None:
         return from_log(arguments.log, arguments.what)
@@ -99,6 +110,8 @@ def _line(row: str) -> Fields:
 def lines(code: str) -> list[str]:
     """The lines that explain an error code. Raises ValueError for an unknown code."""
     row = CODES.get(code)
+    if code in TYPES:
+        return [f"{code}: HTTP {TYPES[code]}", "  An error without a code. The message of the answer says what to do."]
     if row is None:
         near = difflib.get_close_matches(code, CODES, n=1)
         meant = f" Did you mean {near[0]}?" if near else " An engine's own codes pass through: see its documentation."

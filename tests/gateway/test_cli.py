@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from plait.gateway.cli import COMMANDS
+from plait.gateway.cli import COMMANDS, main
 from tests.extras import distributions_of, modules_of
 
 BLOCKED = {module for name in distributions_of("gateway") for module in modules_of(name)}
@@ -67,3 +70,49 @@ def test_a_module_of_our_own_that_is_missing_is_a_defect() -> None:
 def test_client_and_adapters_do_with_the_base(module: str) -> None:
     run = in_base(f"import {module}")
     assert (run.returncode, run.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("arguments", [["--body"], ["some-id", "--log"]])
+def test_a_missing_file_is_one_line_with_its_name(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = tmp_path / "missing"
+    assert main(["explain", *arguments, str(missing)]) == 2
+    assert capsys.readouterr().err == f"plait: {missing}: No such file or directory\n"
+
+
+def test_a_body_that_is_no_json_is_one_line_with_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    body = tmp_path / "body"
+    for content in (b"{", b"\xff"):
+        body.write_bytes(content)
+        assert main(["explain", "--body", str(body)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"plait: {body} is no JSON: ")
+
+
+def test_a_reader_that_has_read_enough_is_no_error() -> None:
+    command = [sys.executable, "-m", "plait.gateway.cli", "explain", "waiting"]
+    reader, writer = os.pipe()
+    os.close(reader)
+    run = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, check=False)
+    os.close(writer)
+    assert (run.returncode, run.stderr) == (128 + signal.SIGPIPE, b"")
+
+
+def test_a_job_that_a_shell_started_in_the_background_ends_by_an_interrupt() -> None:
+    wait = "import plait.gateway.commands.explain as e, time; e.run = lambda _: (print(flush=True), time.sleep(60))"
+    code = f"import signal, sys; signal.signal(signal.SIGINT, signal.SIG_IGN); {wait}; "
+    code += "from plait.gateway.cli import main; sys.exit(main(['explain', 'waiting']))"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+
+
+@pytest.mark.parametrize("code", ["overloadd", "invalid_request_error", "waiting"])
+def test_a_code_or_nearly_one_needs_no_gateway(code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["explain", code, "--key", "k", "--url", "http://127.0.0.1:1"])
+    printed = capsys.readouterr()
+    assert status == (2 if code == "overloadd" else 0)
+    assert ("Did you mean overloaded?" in printed.err) if status else printed.out.startswith(f"{code}: HTTP 4")

@@ -9,11 +9,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from plait.gateway.app import Gateway
 from plait.gateway.calls.model_tokenizers import ModelTokenizers
 from plait.gateway.commands import given_engines, positive_number
+from plait.gateway.commands.serve import check_store
 from plait.gateway.commands.server_secret import known_secret
+from plait.gateway.config.sections import ModelConfig
+from plait.gateway.config.values import shown
 from plait.gateway.fleet.engine import FleetEngine, degradation
 from plait.gateway.fleet.health import HealthState
 from plait.gateway.fleet.tokenizer_agreement import UNKNOWN
 from plait.gateway.log.events import configure_logging
+from plait.gateway.server.listening import bound_sockets
 
 COLUMNS = ("ENGINE", "ANSWERS", "KEY", "MODELS", "CONTEXT", "TOKENIZER", "TEMPLATE", "CACHE")
 TOKENIZER_COLUMNS = ("MODEL", "TOKENIZER", "STATE")
@@ -67,6 +71,37 @@ def problem(engine: FleetEngine) -> str | None:
     return degradation(engine)
 
 
+def useless(models: Sequence[ModelConfig]) -> Iterator[str]:
+    """A line for each fallback that can never answer, or that leads back to its model."""
+    fallbacks = {model.name: model.fallbacks for model in models}
+    aliases = {alias: model.name for model in models for alias in model.aliases}
+    for number, model in enumerate(models):
+        for place, name in enumerate(model.fallbacks):
+            row = f"models[{number}].fallbacks[{place}] = {shown(name)}"
+            if name in aliases:
+                yield f"{row}: an alias never answers for another model; name {aliases[name]}"
+            walked, behind = set[str](), [name]
+            while behind:
+                other = behind.pop()
+                walked.add(other)
+                behind += set(fallbacks.get(other, ())) - walked
+            if model.name in walked:
+                yield f"{row}: a loop, as {name} falls back to {model.name}; take one of the two out"
+
+
+def not_offered(models: Sequence[ModelConfig], engines: Sequence[FleetEngine]) -> Iterator[str]:
+    """A line for each name in `[[models]]` that no engine serves."""
+    if not engines:
+        yield "services: none of the names has an address, so there is no engine"
+    offered = {name for engine in engines if engine.health.state is HealthState.UP for name in engine.offer.models}
+    for number, model in enumerate(models):
+        rows = {"name": model.name} | {f"fallbacks[{place}]": name for place, name in enumerate(model.fallbacks)}
+        for key, name in rows.items():
+            if offered and name not in offered:
+                has = ", ".join(sorted(offered))
+                yield f"models[{number}].{key} = {shown(name)}: no engine that answers has it; they have {has}"
+
+
 def _row(engine: FleetEngine, tokenizers: ModelTokenizers) -> tuple[str, ...]:
     name, is_up = engine.view.engine_id, engine.health.state is HealthState.UP
     if not is_up:
@@ -114,13 +149,17 @@ def run(arguments: argparse.Namespace) -> None:
     given = given_engines.given_engines(arguments)
     config = given.load()
     gateway = Gateway(config, None if given.path is None else known_secret(config, given.path))
-    within_s, problems = arguments.probe_timeout_s, list[str]()
+    check_store(config, config.server.workers)
+    within_s, problems = arguments.probe_timeout_s, list(useless(config.models))
     if arguments.probe:
+        for listening in bound_sockets(config.server.host, 0):
+            listening.close()
         found = asyncio.run(_probed(gateway, within_s))
         print(*engine_table(found, gateway.tokenizers), sep="\n")
         print(*tokenizer_table(_base_models(gateway), gateway.tokenizers), sep="\n")
         wrong = sum(problem(engine) is not None for engine in found)
         problems += [f"{_count(wrong, 'engine')} of {len(found)} cannot be used as configured"] if wrong else []
+        problems += not_offered(config.models, found)
     else:
         asyncio.run(gateway.downloads.try_all(within_s))
     problems += missing(gateway.tokenizers, within_s)

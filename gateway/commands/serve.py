@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 import signal
 import sys
@@ -60,9 +61,11 @@ def run(arguments: argparse.Namespace) -> None:
     configure_logging(config.log.level, config.log.format)
     if arguments.save is not None and arguments.save.exists():
         raise ValueError(f"{arguments.save} is there already: give --save the name of a new file")
+    if arguments.save is not None and not os.access(f"{arguments.save.parent}/", os.W_OK | os.X_OK):
+        raise ValueError(f"--save {arguments.save}: {arguments.save.parent} is no folder that this user can write to")
     secret, ports = server_secret(config, given.path), _ports(arguments, config)
     workers = arguments.workers or config.server.workers
-    _check_store(config, workers)
+    check_store(config, workers)
     _check_address(config)
     if workers > 1:
         _run_workers(arguments, given, ports, secret, workers)
@@ -127,7 +130,7 @@ def _part(path: Path, number: int, workers: int) -> Path:
     return path.with_name(f"{path.name}.{number}-of-{workers}")
 
 
-def _check_store(config: Config, workers: int) -> None:
+def check_store(config: Config, workers: int) -> None:
     """Raise ValueError if another number of workers wrote the store: sessions would be in the wrong worker's file.
 
     Also raise ValueError for several workers with a shared store, because each process in it needs its own address.

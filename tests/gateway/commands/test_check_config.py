@@ -9,12 +9,18 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 import plait.gateway.commands.check_config
 from plait.backends.http.trust import SYSTEM_TRUST
 from plait.gateway.cli import main
+from plait.gateway.commands.check_config import not_offered
+from plait.gateway.config.sections import ModelConfig
+from plait.gateway.fleet.engine import FleetEngine
+from plait.gateway.fleet.health import HealthState
 from tests.backends.http.certificates import Authority, needs_openssl, self_signed, trusting
 from tests.backends.http.scripted_engine import full_backlog
 
@@ -125,3 +131,68 @@ def test_what_is_wrong_with_tls_is_said(
     (said,) = (line for line in printed.splitlines() if line.startswith("a: "))
     assert problem in said
     assert "1 engine of 1 cannot be used as configured" in logged
+
+
+@pytest.mark.parametrize(
+    ("models", "said"),
+    [
+        ({"a": ["b"], "b": ["a"]}, 'models[0].fallbacks[0] = "b": a loop, as b falls back to a'),
+        ({"a": ["b"], "b": ["c"], "c": ["a"]}, 'models[1].fallbacks[0] = "c": a loop, as c falls back to b'),
+        ({"a": ["alias-of-b"], "b": []}, 'models[0].fallbacks[0] = "alias-of-b": an alias never answers for another'),
+    ],
+)
+def test_a_fallback_that_cannot_help_is_named(
+    models: dict[str, list[str]], said: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [
+        f'[[models]]\nname = "{name}"\ntokenizer = "embedded"\nfallbacks = {fallbacks}\naliases = ["alias-of-{name}"]\n'
+        for name, fallbacks in models.items()
+    ]
+    config.write_text("".join(rows) + '[[engines]]\nurl = "http://127.0.0.1:9"\n')
+    assert main(["check-config", "--config", str(config)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_models_that_fall_back_in_a_row_are_good(config: Path) -> None:
+    names = {"a": ["b", "c"], "b": ["c"], "c": []}
+    rows = [
+        f'[[models]]\nname = "{name}"\ntokenizer = "embedded"\nfallbacks = {more}\n' for name, more in names.items()
+    ]
+    config.write_text("".join(rows) + '[[engines]]\nurl = "http://127.0.0.1:9"\n')
+    assert main(["check-config", "--config", str(config)]) == 0
+
+
+def seen(state: HealthState, *models: str) -> FleetEngine:
+    engine = SimpleNamespace(
+        health=SimpleNamespace(state=state), offer=SimpleNamespace(models=dict.fromkeys(models, 1))
+    )
+    return cast("FleetEngine", engine)
+
+
+def test_a_name_that_no_engine_has_is_found() -> None:
+    models = [ModelConfig(name="a", fallbacks=("b", "small")), ModelConfig(name="typo")]
+    assert list(not_offered(models, [seen(HealthState.UP, "a", "b"), seen(HealthState.DOWN, "small")])) == [
+        'models[0].fallbacks[1] = "small": no engine that answers has it; they have a, b',
+        'models[1].name = "typo": no engine that answers has it; they have a, b',
+    ]
+    assert not list(not_offered(models, [seen(HealthState.DOWN)])), "the engine is what is wrong"
+    assert list(not_offered([], [])) == ["services: none of the names has an address, so there is no engine"]
+
+
+def test_a_store_of_another_number_of_workers_is_found(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tmp_path.chmod(0o700)
+    (tmp_path / "s.db.0-of-2").touch()
+    config.write_text(f'[store]\npath = "s.db"\n{ENGINE}')
+    assert main(["check-config", "--config", str(config)]) == 2
+    assert "another number of workers" in capsys.readouterr().err
+
+
+def test_a_store_that_is_no_database_is_found(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tmp_path.chmod(0o700)
+    (tmp_path / "s.db").write_text("somebody's text")
+    (tmp_path / "s.db").chmod(0o600)
+    config.write_text(f'[store]\npath = "s.db"\n{ENGINE}')
+    assert main(["check-config", "--config", str(config)]) == 2
+    assert "s.db is no SQLite database" in capsys.readouterr().err

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from plait.gateway.commands.serve import _check_store, _of_worker
+from plait.gateway.cli import main
+from plait.gateway.commands.serve import _of_worker, check_store
 from plait.gateway.config.sections import Config, StoreConfig
 
 
@@ -37,10 +38,10 @@ def test_another_number_of_workers_is_refused(
         (tmp_path / name).touch()
     config = Config(store=StoreConfig(path=str(tmp_path / "s.db")))
     if is_right:
-        _check_store(config, workers)
+        check_store(config, workers)
     else:
         with pytest.raises(ValueError, match="another number of workers"):
-            _check_store(config, workers)
+            check_store(config, workers)
 
 
 def test_a_server_does_not_load_what_few_need() -> None:
@@ -49,3 +50,15 @@ def test_a_server_does_not_load_what_few_need() -> None:
     loaded = set(run.stdout.split())
     assert "structlog" in loaded
     assert loaded.isdisjoint({"rich", "jsonpath_rfc9535", "re2", "httpx", "transformers", "psycopg"})
+
+
+@pytest.mark.parametrize("place", ["missing/found.toml", "file/found.toml"])
+def test_a_file_that_cannot_be_saved_is_refused_before_the_engines_are_asked(
+    place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("plait.gateway.commands.serve.configure_logging", lambda *_words: None)
+    monkeypatch.setattr("signal.signal", lambda *_words: None)
+    assert main(["serve", "http://127.0.0.1:9", "--save", str(tmp_path / place)]) == 2
+    said = f"plait: --save {tmp_path / place}: {(tmp_path / place).parent} is no folder that this user can write to\n"
+    assert capsys.readouterr().err == said

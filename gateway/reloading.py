@@ -109,7 +109,7 @@ class Reloading:
         registry: CollectorRegistry,
     ) -> None:
         self.config = config
-        self.is_refused = False  # the file as it was read last
+        self.refused: list[str] = []  # the problems of the file as it was read last
         self._engines = engines
         self._keys = keys
         self._admin_keys = admin_keys
@@ -129,12 +129,11 @@ class Reloading:
             after = load()
         except ConfigError as error:
             self._reloads.labels("refused").inc()
-            self.is_refused = True
-            problems = str(error).splitlines()
+            self.refused = problems = str(error).splitlines()
             log.error("configuration refused, the old one stays", problems=problems)  # noqa: TRY400 - not a defect
             return
         self._reloads.labels("applied").inc()
-        self.is_refused = False
+        self.refused = []
         self.apply(after)
 
     def apply(self, after: Config) -> ConfigChange:

@@ -8,6 +8,7 @@ has too many values is refused before it is decoded (`json_bounds`).
 from __future__ import annotations
 
 import codecs
+import difflib
 import re
 from typing import Any, ClassVar, Final, TypeVar, cast
 
@@ -82,6 +83,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     regex: Any = None
     ebnf: Any = None
     structural_tag: Any = None
+
+    # Annotations in the wrong place, which engines would ignore. No value of theirs is decoded.
+    slo_ttft_ms: None = None
+    slo_tpot_ms: None = None
+    slo_jct_ms: None = None
+    hyphened_ttft: None = msgspec.field(default=None, name="slo-ttft-ms")
+    hyphened_tpot: None = msgspec.field(default=None, name="slo-tpot-ms")
+    hyphened_jct: None = msgspec.field(default=None, name="slo-jct-ms")
 
     max_completion_tokens = cast("Any", None)  # a field of chats alone, which counts before `max_tokens`
     tool_choice = cast("Any", None)  # of chats alone, too
@@ -204,14 +213,26 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[BodyT]) -> BodyT:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
-        field = re.search(r"\w+", path)
-        missing = re.search(r"(?:missing required|unknown) field `([^`]{1,80})`", message)
-        param = field.group() if field else missing.group(1) if missing else None
-        raise CallerError(f"{message}{f' (in {param})' if field else ''}", param=param) from error
+        field = re.search(r"[\w-]+", path)
+        missing = re.search(r"(missing required|unknown) field `([^`]{1,80})`", message)
+        param = field.group() if field else missing.group(2) if missing else None
+        if field and message.startswith("Expected `null`"):
+            told = f"'{param}' is an annotation: put it into the body's 'plait' object"
+            raise CallerError(told, param=param, code="invalid_annotation") from error
+        hint = _meant(missing.group(2), decoder) if missing and missing.group(1) == "unknown" else ""
+        raise CallerError(f"{message}{f' (in {param})' if field else ''}{hint}", param=param) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CallerError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
     except RecursionError as error:
         raise _too_much(Excess.LEVELS) from error
+
+
+def _meant(unknown: str, decoder: msgspec.json.Decoder[Any]) -> str:
+    """A hint at the most similar of the body's fields; empty if there is none."""
+    _, schemas = msgspec.json.schema_components([decoder.type])
+    known = [name for schema in schemas.values() for name in schema.get("properties", ())]
+    nearest = difflib.get_close_matches(unknown, known, n=1)
+    return f"; did you mean `{nearest[0]}`?" if nearest else ""
 
 
 def _too_much(excess: Excess) -> CallerError:

@@ -64,6 +64,10 @@ class KeyRing:
         return tenants[0]
 
 
+ONLY_WITH_A_KEY = "The admin API is offered with server.admin_key alone, on server.admin_port if that is set."
+"""The same whether there is no key or another port, so that strangers learn nothing."""
+
+
 class AdminAccess:
     """Access to the admin API: a request needs one of `keys`. If `port` is set, only the listener on it offers the API.
 
@@ -81,7 +85,8 @@ class AdminAccess:
     def offered(self, request: Request) -> None:
         """Raise `NotFoundError` unless the request's listener offers the admin API."""
         if not self.is_offered(request):
-            raise NotFoundError(f"Unknown path: {request.method} {request.url.path}.")
+            said = f"Unknown path: {request.method} {request.url.path}. {ONLY_WITH_A_KEY}"
+            raise NotFoundError(said)
 
     def check(self, request: Request) -> None:
         """Raise `NotFoundError` as `offered` does, and `AuthenticationError` without a valid key."""

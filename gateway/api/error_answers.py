@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Counter
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from plait.backends.errors import CallerError, NotFoundError, PlaitError
@@ -90,6 +90,15 @@ ALIKE: Final = 0.8
 """The least similarity for a hint: the ratio of `difflib`, from 0 to 1."""
 
 
+_STORED: Final = "OpenAI's stored objects and jobs are not served, except responses."
+NOT_SERVED: Final = {
+    "/v1/conversations": "There are no stored conversations here. Continue a response with 'previous_response_id'.",
+    "/v1/realtime": "There is no WebSocket here. Send POST requests and ask for a stream.",
+    **dict.fromkeys((f"/v1/{name}" for name in ("assistants", "batches", "files", "threads", "uploads")), _STORED),
+}
+"""By a path of OpenAI's API: what to do without it."""
+
+
 def probably_meant(path: str) -> str | None:
     """The known path that is most similar to an unknown one; None if none is similar enough."""
     tidy = re.sub(r"/+", "/", path).rstrip("/").lower()
@@ -97,13 +106,19 @@ def probably_meant(path: str) -> str | None:
     for candidate in (tidy, f"/v1{tidy}", re.sub("^/(openai|api)(?=/)", "", tidy)):
         if candidate in _KNOWN and candidate != path:
             return candidate
-    nearest = difflib.get_close_matches(tidy, _KNOWN, n=1, cutoff=ALIKE)
-    return nearest[0] if nearest and nearest[0] != path else None
+    named = {known.removeprefix("/v1/"): known for known in _KNOWN}  # the part in common would make all alike
+    nearest = difflib.get_close_matches(tidy.removeprefix("/v1/"), named, n=1, cutoff=ALIKE)
+    return named[nearest[0]] if nearest and named[nearest[0]] != path else None
 
 
 async def _answer_unknown_path(request: Request) -> Response:
-    meant = probably_meant(request.scope["path"])
-    hint = "" if meant is None else f" Did you mean {meant}?"
+    routes = [route for route in request.app.routes if route is not UNKNOWN_PATH]
+    partly = [route.methods or () for route in routes if route.matches(request.scope)[0] is Match.PARTIAL]
+    if partly:
+        raise HTTPException(405, headers={"allow": ", ".join(sorted(set().union(*partly)))})
+    path = request.scope["path"]
+    meant, missing = probably_meant(path), NOT_SERVED.get("/".join(path.split("/")[:3]))
+    hint = f" Did you mean {meant}?" if meant else f" {missing}" if missing else ""
     raise NotFoundError(f"Unknown path: {request.method} {request.url.path}.{hint}")
 
 

@@ -200,6 +200,8 @@ _DELETES: Final = {
 def document(version: str) -> bytes:
     _, schemas = msgspec.json.schema_components(set(_BODIES.values()), ref_template="#/components/schemas/{name}")
     for schema in schemas.values():
+        for name in [name for name, field in schema.get("properties", {}).items() if field.get("type") == "null"]:
+            del schema["properties"][name]  # refused
         if schema.get("type") == "object":
             schema.setdefault("additionalProperties", True)  # the default, but generators of clients need it stated
     paths: dict[str, Json] = {}

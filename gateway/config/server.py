@@ -62,7 +62,7 @@ class ServerConfig(Section, frozen=True, kw_only=True):
     When 7/8 of them have open requests, further requests of the keys with
     most of these are answered with 429. The process needs twice as many file descriptors, because of the calls on
     engines, and 200 more. The process raises its limit of descriptors up to the hard limit (ulimit -Hn). If the hard
-    limit is too low, clients get fewer connections, and the log says how many."""
+    limit is too low, clients get fewer connections; the log says how many, if that is a twentieth fewer."""
 
     max_headers: Positive = 128
     """Most headers and trailers of a request. A request with more is answered with 431. Raise it where proxies add

@@ -23,8 +23,8 @@ _STATM: Final = Path("/proc/self/statm")
 
 
 class Reloads(Protocol):
-    is_refused: bool
-    """Whether the configuration file was invalid at its last reload."""
+    refused: list[str]
+    """The problems of the configuration file at its last reload; empty if it was taken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class SeenFleet:
             _resident_bytes(),
             sum(dropped_lines().values()),
             (self.store and self.store.problem) or "",
-            self.reloads.is_refused,
+            bool(self.reloads.refused),
             {} if self.store is None or self.store.membership is None else self.store.membership.roster.missed,
         )
 

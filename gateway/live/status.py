@@ -83,6 +83,9 @@ class Status(msgspec.Struct):
     secret: str = ""
     """The fingerprint of the server's secret."""
 
+    refused_reload: list[str] = []
+    """The problems of the configuration that was read last, if it was refused."""
+
 
 _ANSWER: Final = msgspec.json.Decoder(Status)
 RowT = TypeVar("RowT", EngineRow, ModelRow, TenantRow)
@@ -123,6 +126,7 @@ class Watched(Collector):
             [self._engine(name, engine) for name, engine in router.engines.items()],
             [ModelRow(name, model.waiting, model.held_sessions) for name, model in signs.models.items()],
             list(self._tenants(signs)),
+            refused_reload=self._fleet.reloads.refused,
         )
 
     def _engine(self, name: str, engine: FleetEngine) -> EngineRow:
@@ -188,6 +192,7 @@ def merged(found: Sequence[Status]) -> Status:
         ],
         [_summed(rows) for rows in _by_name(status.models for status in found)],
         [replace(_summed(rows), weight=rows[0].weight) for rows in _by_name(status.tenants for status in found)],
+        refused_reload=list(dict.fromkeys(problem for status in found for problem in status.refused_reload)),
     )
 
 

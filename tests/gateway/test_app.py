@@ -69,7 +69,6 @@ async def test_models_are_what_the_engines_serve(served: Served) -> None:
         ("GET", "/v1/nothing", "not_found"),
         ("POST", "/v1/load_lora_adapter", "not_found"),
         ("POST", "/v1/chat/completions/", "not_found"),
-        ("DELETE", "/v1/models", "not_found"),
     ],
 )
 async def test_what_is_not_there(served: Served, method: str, path: str, code: str) -> None:

@@ -221,3 +221,70 @@ async def test_a_chats_wrong_annotation_has_a_code(served: Served) -> None:
     body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
     asked = await served.send(CHAT, body, plait_slo_ttft_ms="soon")
     assert error(asked) == (400, "plait-slo-ttft-ms", "invalid_annotation")
+
+
+@pytest.mark.parametrize("name", ["slo_ttft_ms", "slo-ttft-ms", "slo_jct_ms", "slo-tpot-ms"])
+@pytest.mark.parametrize("path", [CHAT, SUBMIT, "/v1/messages", "/v1/embeddings"])
+async def test_an_annotation_at_the_top_of_a_body_is_refused(served: Served, path: str, name: str) -> None:
+    body = SUBMITTED if path == SUBMIT else {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+    asked = await served.send(path, {**body, name: 300})
+    assert asked.status == 400
+    assert asked.json["error"]["message"] == f"'{name}' is an annotation: put it into the body's 'plait' object"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/v1/sessions", {"ttl": 60}, "unknown field `ttl`; did you mean `ttl_s`?"),
+        (PROGRAMS, {"values": {}, "get": {}}, "unknown field `get`; did you mean `gets`?"),
+        (GET, {**GOT, "criteria": {"ttft": 1}}, "unknown field `ttft` (in criteria); did you mean `ttft_ms`?"),
+        ("/v1/variables", {"session_id": "s", "zzz": 1}, "unknown field `zzz`"),
+    ],
+)
+async def test_an_unknown_field_gets_the_nearest_name(served: Served, path: str, body: Any, said: str) -> None:
+    asked = await served.send(path, body)
+    assert (asked.status, asked.json["error"]["message"]) == (400, f"Object contains {said}")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("DELETE", "/v1/models/m", "GET, HEAD"),
+        ("GET", "/v1/programs", "POST"),
+        ("PUT", "/v1/sessions/s", "DELETE, GET, HEAD"),
+        ("PATCH", "/v1/responses/r", "DELETE, GET, HEAD"),
+        ("POST", "/metrics", "GET, HEAD"),
+    ],
+)
+async def test_a_known_path_with_another_method_says_which(
+    served: Served, method: str, path: str, allowed: str
+) -> None:
+    asked = await served.send(path, method=method)
+    assert (asked.refusal, asked.headers[b"allow"]) == ((405, "method_not_allowed"), allowed.encode())
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        (
+            "/v1/conversations",
+            "There are no stored conversations here. Continue a response with 'previous_response_id'.",
+        ),
+        ("/v1/conversations/c/items", "There are no stored conversations here. Continue a response with "),
+        ("/v1/files", "OpenAI's stored objects and jobs are not served, except responses."),
+        ("/v1/chat/completion", "Did you mean /v1/chat/completions?"),
+        ("/v1/nothing/like/it", "Unknown path: POST /v1/nothing/like/it."),
+    ],
+)
+async def test_an_unknown_path_says_what_is_near_or_missing(served: Served, path: str, said: str) -> None:
+    asked = await served.send(path, {})
+    assert asked.refusal == (404, "not_found")
+    assert said in asked.json["error"]["message"]
+    assert "moderations" not in asked.json["error"]["message"]
+
+
+async def test_the_admin_api_says_what_it_needs(served: Served) -> None:
+    asked = await served.send("/admin/status", method="GET")
+    assert asked.refusal == (404, "not_found")
+    assert "server.admin_key" in asked.json["error"]["message"]

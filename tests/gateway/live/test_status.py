@@ -9,6 +9,8 @@ import msgspec
 import pytest
 
 from plait.gateway.app import Gateway
+from plait.gateway.config.file import ConfigError
+from plait.gateway.config.sections import Config
 from plait.gateway.live.problems import Problem
 from plait.gateway.live.status import EngineRow, ModelRow, Status, StatusApi, TenantRow, merged
 from tests.gateway.live.test_routes import BEARER, KEY, client, gateway
@@ -21,6 +23,18 @@ async def asked(made: Gateway) -> dict[str, Any]:
     return found
 
 
+async def test_a_refused_reload_has_its_reason_until_one_is_taken() -> None:
+    made = gateway(admin_key=KEY)
+
+    def broken() -> Config:
+        raise ConfigError("c.toml: one\nc.toml: two")
+
+    made.reload(broken)
+    assert (await asked(made))["refused_reload"] == ["c.toml: one", "c.toml: two"]
+    made.reload(lambda: made.config)
+    assert (await asked(made))["refused_reload"] == []
+
+
 async def test_a_gateway_tells_what_it_sees() -> None:
     made = gateway(admin_key=KEY)
     made.engines.drain("a", draining=True)
@@ -30,6 +44,7 @@ async def test_a_gateway_tells_what_it_sees() -> None:
         "models": [{"name": "m", "waiting_calls": 0, "held_sessions": 0}],
         "tenants": [],
         "secret": made._thoughts.fingerprint,
+        "refused_reload": [],
     }
 
 

@@ -62,7 +62,14 @@ def test_a_limit_that_is_enough_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not refused(bounds, 10_000, 10**6)
 
 
-@pytest.mark.parametrize(("hard", "allowed"), [(64, 8), (1_024, 412), (20_000, 9_900)])
+def test_nearly_enough_descriptors_need_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    System(monkeypatch, 64, 20_000)
+    with capture_logs() as logs:
+        bounds = bounds_by_descriptors(10_000)
+    assert (logs, refused(bounds, 9_900), refused(bounds, 9_901)) == ([], False, True)
+
+
+@pytest.mark.parametrize(("hard", "allowed"), [(64, 8), (1_024, 412), (18_000, 8_900)])
 def test_too_few_descriptors_are_said_and_clients_leave_some(
     monkeypatch: pytest.MonkeyPatch, hard: int, allowed: int
 ) -> None:

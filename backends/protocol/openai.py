@@ -214,25 +214,31 @@ def decode_body(body: bytes, decoder: msgspec.json.Decoder[BodyT]) -> BodyT:
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `$")
         field = re.search(r"[\w-]+", path)
-        missing = re.search(r"(missing required|unknown) field `([^`]{1,80})`", message)
-        param = field.group() if field else missing.group(2) if missing else None
+        missing = re.search(r"(?:missing required|unknown) field `([^`]{1,80})`", message)
+        param = field.group() if field else missing.group(1) if missing else None
         if field and message.startswith("Expected `null`"):
             told = f"'{param}' is an annotation: put it into the body's 'plait' object"
             raise CallerError(told, param=param, code="invalid_annotation") from error
-        hint = _meant(missing.group(2), decoder) if missing and missing.group(1) == "unknown" else ""
-        raise CallerError(f"{message}{f' (in {param})' if field else ''}{hint}", param=param) from error
+        told = f"{message}{f' (in {param})' if field else ''}{_hint(message, param or '', decoder)}"
+        raise CallerError(told, param=param) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CallerError(f"The request body is not valid JSON: {error}", code="invalid_json") from error
     except RecursionError as error:
         raise _too_much(Excess.LEVELS) from error
 
 
-def _meant(unknown: str, decoder: msgspec.json.Decoder[Any]) -> str:
-    """A hint at the most similar of the body's fields; empty if there is none."""
+def _hint(message: str, field: str, decoder: msgspec.json.Decoder[Any]) -> str:
+    """The most similar name for an unknown field, or the words that a field takes; else empty."""
     _, schemas = msgspec.json.schema_components([decoder.type])
-    known = [name for schema in schemas.values() for name in schema.get("properties", ())]
-    nearest = difflib.get_close_matches(unknown, known, n=1)
-    return f"; did you mean `{nearest[0]}`?" if nearest else ""
+    fields = {name: given for schema in schemas.values() for name, given in schema.get("properties", {}).items()}
+    unknown = re.search(r"unknown field `([^`]{1,80})`", message)
+    nearest = difflib.get_close_matches(unknown[1], fields, n=1) if unknown else []
+    if nearest:
+        return f"; did you mean `{nearest[0]}`?"
+    given = fields.get(field, {})
+    named = [schemas.get(one.get("$ref", "").rpartition("/")[2], one) for one in (given, *given.get("anyOf", ()))]
+    words = [word for one in named for word in one.get("enum", ())]
+    return f"; it takes {', '.join(map(str, words))}" if words and message.startswith("Invalid enum") else ""
 
 
 def _too_much(excess: Excess) -> CallerError:

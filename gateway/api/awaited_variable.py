@@ -7,6 +7,7 @@ a get are those of Parrot (section 7): an objective, or limits in milliseconds.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -31,19 +32,6 @@ from plait.policy.types import NO_SLO, Objective, Slo
 Json = dict[str, Any]
 
 JSON: Final[Headers] = ((b"content-type", b"application/json"),)
-
-
-KEPT, AT_RISK, MISSED = "expected", "at-risk", "missed"
-"""`plait-slo` of a get: the value came within the JCT; the client waits no longer and the JCT is not over; neither."""
-
-
-def slo_headers(headers: Headers, slo: str | None) -> Headers:
-    return headers if slo is None else [*headers, (b"plait-slo", slo.encode())]
-
-
-def slo_fields(slo: str | None) -> Json:
-    """The same for the last event of a stream."""
-    return {} if slo is None else {"slo": slo}
 
 
 class TextChangedError(Exception):
@@ -93,8 +81,12 @@ class ShownText:
         return value[self._shown :]
 
 
+KEPT, AT_RISK, MISSED = "expected", "at-risk", "missed"
+"""The value came within the JCT; the client waits no longer, but the JCT is not over; neither of these."""
+
+
 class AwaitedVariable:
-    """One wait for a variable. At its end, `value` or `error` is set, and `slo` if there is a JCT.
+    """One wait for a variable. At its end, `value` or `error` is set, and with a JCT `slo`.
 
     The event `changed` is set when the text has grown, and at the end. `mark` is the objective or SLO that the get asks
     for. With `streamed`, `new_text` returns the text as it grows.
@@ -136,15 +128,16 @@ class AwaitedVariable:
     def give_up(self, session: Session, waited_s: float) -> None:
         state = session.state_of(self.name)
         hint = "; nobody produces it so far" if state is VariableState.EMPTY else ""
-        self._judge(AT_RISK)
         self.error = WaitTimeoutError(
             f"The variable '{self.name}' is still {state} after {waited_s:g} s{hint}. Get it again."
         )
+        self._end(AT_RISK)
 
-    def _judge(self, in_time: str) -> None:
+    def _end(self, in_time: str) -> None:
         left_s = self.getter.left_s(loop_time_s())
         if left_s is not None:
             self.slo = in_time if left_s >= 0 else MISSED
+        self._changed.set()
 
     def _on_delta(self, text: GrowingText) -> None:
         self._text = text
@@ -152,13 +145,11 @@ class AwaitedVariable:
 
     def _on_value(self, value: str) -> None:
         self.value = value
-        self._judge(KEPT)
-        self._changed.set()
+        self._end(KEPT)
 
     def _on_failed(self, error: PlaitError) -> None:
         self.error = error
-        self._judge(MISSED)
-        self._changed.set()
+        self._end(MISSED)
 
 
 Milliseconds = Annotated[float, Meta(gt=0, le=1e12)]
@@ -211,6 +202,17 @@ def given_by(criteria: Criteria | None, place: str) -> list[Given]:
     return [(f"{place}.{key}", key, getattr(criteria, key) or getattr(criteria, key[4:])) for key in _KEYS]
 
 
+def slo_of(awaited: Iterable[AwaitedVariable]) -> Json:
+    """The field `slo` of the last event: that of the worst wait; empty without a JCT."""
+    told = {one.slo for one in awaited}
+    return next(({"slo": slo} for slo in (MISSED, AT_RISK, KEPT) if slo in told), {})
+
+
+def with_slo(headers: Headers, awaited: Iterable[AwaitedVariable]) -> Headers:
+    """The same as the header `plait-slo`."""
+    return [*headers, *((b"plait-slo", slo.encode()) for slo in slo_of(awaited).values())]
+
+
 class VariableResponse(Response):
     """The answer to a get: waits up to `timeout_s` for the variable. `mark` is the objective or SLO of the get."""
 
@@ -255,7 +257,7 @@ class VariableResponse(Response):
         if error is not None:
             raise await self._session.record.once_stored(error, unstored_error)
         body = msgspec.json.encode(self._set())
-        headers = slo_headers(JSON, self._awaited.slo)
+        headers = with_slo(JSON, [self._awaited])
         await send_whole(send, 200, await self._session.record.once_stored(headers, unstored_headers), body)
 
     async def _stream(self, send: Send) -> None:
@@ -272,8 +274,7 @@ class VariableResponse(Response):
         """The last events of the stream, after the commit of the value or the failure that they report."""
         rest = self._delta(self._awaited.new_text())
         error = self._awaited.error
-        fields = self._set() if error is None else {"error": error.error_object}
-        fields |= slo_fields(self._awaited.slo)
+        fields = (self._set() if error is None else {"error": error.error_object}) | slo_of([self._awaited])
         try:
             fields = await self._session.record.once_stored(fields, unstored_fields, is_begun=True)
         except PlaitError as unknown:

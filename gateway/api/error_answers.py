@@ -90,15 +90,6 @@ ALIKE: Final = 0.8
 """The least similarity for a hint: the ratio of `difflib`, from 0 to 1."""
 
 
-_STORED: Final = "OpenAI's stored objects and jobs are not served, except responses."
-NOT_SERVED: Final = {
-    "/v1/conversations": "There are no stored conversations here. Continue a response with 'previous_response_id'.",
-    "/v1/realtime": "There is no WebSocket here. Send POST requests and ask for a stream.",
-    **dict.fromkeys((f"/v1/{name}" for name in ("assistants", "batches", "files", "threads", "uploads")), _STORED),
-}
-"""By a path of OpenAI's API: what to do without it."""
-
-
 def probably_meant(path: str) -> str | None:
     """The known path that is most similar to an unknown one; None if none is similar enough."""
     tidy = re.sub(r"/+", "/", path).rstrip("/").lower()
@@ -117,8 +108,10 @@ async def _answer_unknown_path(request: Request) -> Response:
     if partly:
         raise HTTPException(405, headers={"allow": ", ".join(sorted(set().union(*partly)))})
     path = request.scope["path"]
-    meant, missing = probably_meant(path), NOT_SERVED.get("/".join(path.split("/")[:3]))
-    hint = f" Did you mean {meant}?" if meant else f" {missing}" if missing else ""
+    meant = probably_meant(path)
+    hint = "" if meant is None else f" Did you mean {meant}?"
+    if path.startswith("/v1/conversations"):
+        hint = " There are no stored conversations here. Continue a response with 'previous_response_id'."
     raise NotFoundError(f"Unknown path: {request.method} {request.url.path}.{hint}")
 
 

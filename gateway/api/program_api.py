@@ -22,18 +22,15 @@ from plait.backends.protocol.client_bodies import mended
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.awaited_variable import (
-    AT_RISK,
     JSON,
-    KEPT,
-    MISSED,
     AwaitedVariable,
     Criteria,
     Json,
     given_by,
     mark_of,
     next_change,
-    slo_fields,
-    slo_headers,
+    slo_of,
+    with_slo,
 )
 from plait.gateway.asgi import EVENT_STREAM, ClientGoneError, Headers, error_headers, id_of, send_whole, unless_gone
 from plait.gateway.calls.annotations import PROGRAM_WITH_GETS, of_route
@@ -286,7 +283,7 @@ class ProgramResponse(Response):
             "truncated": truncated,
             "errors": {one.name: one.error.error_object for one in self._awaited if one.error is not None},
         }
-        status, headers = 200, slo_headers(JSON, self._slo())
+        status, headers = 200, with_slo(JSON, self._awaited)
         stopping = [one for one in errors if isinstance(one, GatewayStoppingError)]  # errors of no variable
         if stopping or len(errors) == len(self._awaited):
             error = (*stopping, *errors)[0]
@@ -301,9 +298,7 @@ class ProgramResponse(Response):
                 await self._send_events(events, due, send)
         except TimeoutError:
             self._give_up(session)
-        last = await self._once_stored(
-            [*due, *events.new(), Event("done", self._described() | slo_fields(self._slo()))]
-        )
+        last = await self._once_stored([*due, *events.new(), Event("done", self._described() | slo_of(self._awaited))])
         await send({"type": "http.response.body", "body": last})
 
     async def _send_events(self, events: ProgramEvents, due: list[Event], send: Send) -> None:
@@ -337,11 +332,6 @@ class ProgramResponse(Response):
         for awaited in self._awaited:
             if not awaited.is_answered:
                 awaited.give_up(session, self._timeout_s)
-
-    def _slo(self) -> str | None:
-        """`plait-slo` of the program: that of its worst get."""
-        told = {awaited.slo for awaited in self._awaited}
-        return next((slo for slo in (MISSED, AT_RISK, KEPT) if slo in told), None)
 
     def _described(self) -> dict[str, Any]:
         return {"object": "program", "session": self._session.session_id}

@@ -18,6 +18,13 @@ def positive(text: str) -> int:
     return value
 
 
+def port(text: str) -> int:
+    value = positive(text)
+    if value > 65_535:
+        raise argparse.ArgumentTypeError(f"expected a port, 1 to 65535, not {text}")
+    return value
+
+
 def positive_number(text: str) -> float:
     """The argument's value, which must be a number above 0: a `type` of argparse."""
     try:

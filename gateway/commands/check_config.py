@@ -95,11 +95,10 @@ def not_offered(models: Sequence[ModelConfig], engines: Sequence[FleetEngine]) -
         yield "services: none of the names has an address, so there is no engine"
     offered = {name for engine in engines if engine.health.state is HealthState.UP for name in engine.offer.models}
     for number, model in enumerate(models):
-        rows = {"name": model.name} | {f"fallbacks[{place}]": name for place, name in enumerate(model.fallbacks)}
-        for key, name in rows.items():
+        for key, name in (("name", model.name), *(("fallbacks", name) for name in model.fallbacks)):
             if offered and name not in offered:
                 has = ", ".join(sorted(offered))
-                yield f"models[{number}].{key} = {shown(name)}: no engine that answers has it; they have {has}"
+                yield f"models[{number}].{key} has {shown(name)}, which no engine that answers has; they have {has}"
 
 
 def _row(engine: FleetEngine, tokenizers: ModelTokenizers) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from plait.backends.profiles import load_profile
-from plait.gateway.commands import positive, positive_number
+from plait.gateway.commands import port, positive, positive_number
 from plait.gateway.commands.asked_gateway import AskedGateway
 from plait.gateway.commands.screen import Screen
 from plait.gateway.commands.top import follow, has_screen
@@ -76,10 +76,8 @@ HINT = """ none so far. From another terminal:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--port", type=positive, default=8000, help="the gateway's port (default: %(default)s)")
-    parser.add_argument(
-        "--engine-port", type=positive, default=8101, help="the first engine's port (default: %(default)s)"
-    )
+    parser.add_argument("--port", type=port, default=8000, help="the gateway's port (default: %(default)s)")
+    parser.add_argument("--engine-port", type=port, default=8101, help="the first engine's port (default: %(default)s)")
     parser.add_argument("--profile", default=DEFAULTS.profile, help="the engines' cost profile (default: %(default)s)")
     parser.add_argument("--kv-tokens", type=positive, help="an engine's KV cache (default: the profile's)")
     parser.add_argument("--time-scale", type=positive_number, default=1.0, help="emulated seconds per real second")
@@ -143,10 +141,11 @@ def run(arguments: argparse.Namespace) -> None:
         admission=arguments.admission,
     )
     configure_logging("warning", "auto")
+    if arguments.json is not None:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
     report = compared(experiment, plan if arguments.real_time else None)
     print(report.markdown() if arguments.markdown else report.text())
     if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_bytes(report.json())
 
 

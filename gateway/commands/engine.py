@@ -11,7 +11,7 @@ from plait.backends.embedded.lower_tiers import TierSettings
 from plait.backends.embedded.server import EmbeddedServer, ServerSettings
 from plait.backends.profiles import Profile, load_profile, shipped_profiles
 from plait.backends.tokenization.loading import load_tokenizer
-from plait.gateway.commands import positive, positive_number
+from plait.gateway.commands import port, positive, positive_number
 from plait.gateway.log.events import configure_logging, write_stderr_in_background
 from plait.gateway.server.http_server import run_server
 from plait.policy.costs.tier_link import TierLink, link_of
@@ -23,7 +23,7 @@ TIERS = {"host": "host memory", "disk": "files"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     profiles = ", ".join(shipped_profiles())
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=positive, default=8101, help="default: %(default)s")
+    parser.add_argument("--port", type=port, default=8101, help="default: %(default)s")
     parser.add_argument("--name", help="its name in reports (default: host:port)")
     parser.add_argument("--model", default="demo", help="the model it pretends to serve (default: %(default)s)")
     parser.add_argument("--tokenizer", default="embedded", help="as in the configuration (default: %(default)s)")

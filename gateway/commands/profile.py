@@ -47,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Measure, fit, and write the profile. Progress and report go to stderr.
 
-    Raises ValueError if scipy is missing, if the engine cannot be profiled, or if the file of `--out` cannot be
-    written.
+    Raises ValueError if scipy is missing or the engine cannot be profiled, OSError if `--out` cannot be written.
     """
     if find_spec("scipy") is None:
         raise ValueError("profiles are fitted by scipy: pip install 'plait[profile]'")
@@ -61,10 +60,7 @@ def run(arguments: argparse.Namespace) -> None:
     if out is None:
         print(text, end="")
         return
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"the profile cannot be written: {error}") from error
+    out.write_text(text, encoding="utf-8")
     print(f"written to {out}: plait engine --profile {out}", file=sys.stderr)
 
 

@@ -17,7 +17,7 @@ import msgspec
 
 import plait.gateway.log  # noqa: F401 - before all that imports structlog
 from plait.gateway.app import Gateway
-from plait.gateway.commands import given_engines, positive
+from plait.gateway.commands import given_engines, port, positive
 from plait.gateway.commands.given_engines import GivenEngines, LastGood
 from plait.gateway.commands.server_secret import server_secret
 from plait.gateway.config.sections import Config
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--save", type=Path, metavar="FILE", help="write what is found of the engines as a configuration"
     )
     parser.add_argument("--host", help="listen on this host instead of server.host")
-    parser.add_argument("--port", type=positive, help="listen on this port instead of server.port")
+    parser.add_argument("--port", type=port, help="listen on this port instead of server.port")
     parser.add_argument("--workers", type=positive, metavar="N", help="processes that serve, instead of server.workers")
 
 

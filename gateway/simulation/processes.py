@@ -126,7 +126,7 @@ def _check_ports(ports: Iterable[int]) -> None:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind(("127.0.0.1", port))
-            except OSError as error:
+            except (OSError, OverflowError) as error:
                 message = f"port {port} is in use. Stop what listens there, or choose others: --port, --engine-port"
                 raise ValueError(message) from error
 

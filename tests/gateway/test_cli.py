@@ -116,3 +116,10 @@ def test_a_code_or_nearly_one_needs_no_gateway(code: str, capsys: pytest.Capture
     printed = capsys.readouterr()
     assert status == (2 if code == "overloadd" else 0)
     assert ("Did you mean overloaded?" in printed.err) if status else printed.out.startswith(f"{code}: HTTP 4")
+
+
+@pytest.mark.parametrize("arguments", ["serve http://e:1 --port 65536", "engine --port 99999", "demo --engine-port 0"])
+def test_a_number_that_is_no_port_is_refused(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments.split())
+    assert "port: expected a " in capsys.readouterr().err

@@ -82,3 +82,12 @@ def test_columns_that_nearly_say_the_same(rng: random.Random, count: int) -> Non
     x = non_negative_least_squares(rows, targets)
     assert min(x) >= 0
     assert squared_error(rows, targets, x) <= squared_error(rows, targets, [0.0] * 2 * count)
+
+
+def test_times_without_a_solution_are_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_arguments: object, **_options: object) -> None:
+        raise RuntimeError("Maximum number of iterations reached.")
+
+    monkeypatch.setattr("scipy.optimize.nnls", never)
+    with pytest.raises(ValueError, match="stop what else runs here, and measure again"):
+        non_negative_least_squares([[1.0]], [1.0])

@@ -272,7 +272,6 @@ async def test_a_known_path_with_another_method_says_which(
             "There are no stored conversations here. Continue a response with 'previous_response_id'.",
         ),
         ("/v1/conversations/c/items", "There are no stored conversations here. Continue a response with "),
-        ("/v1/files", "OpenAI's stored objects and jobs are not served, except responses."),
         ("/v1/chat/completion", "Did you mean /v1/chat/completions?"),
         ("/v1/nothing/like/it", "Unknown path: POST /v1/nothing/like/it."),
     ],
@@ -288,3 +287,16 @@ async def test_the_admin_api_says_what_it_needs(served: Served) -> None:
     asked = await served.send("/admin/status", method="GET")
     assert asked.refusal == (404, "not_found")
     assert "server.admin_key" in asked.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        (GET, {**GOT, "criteria": "quick"}, "Invalid enum value 'quick' (in criteria); it takes latency, throughput"),
+        ("/v1/sessions", {"objective": "x"}, "Invalid enum value 'x' (in objective); it takes latency, throughput"),
+    ],
+)
+async def test_a_word_that_a_field_does_not_take_gets_the_words_that_it_takes(
+    served: Served, path: str, body: Any, said: str
+) -> None:
+    assert (await served.send(path, body)).json["error"]["message"] == said

@@ -172,8 +172,8 @@ def seen(state: HealthState, *models: str) -> FleetEngine:
 def test_a_name_that_no_engine_has_is_found() -> None:
     models = [ModelConfig(name="a", fallbacks=("b", "small")), ModelConfig(name="typo")]
     assert list(not_offered(models, [seen(HealthState.UP, "a", "b"), seen(HealthState.DOWN, "small")])) == [
-        'models[0].fallbacks[1] = "small": no engine that answers has it; they have a, b',
-        'models[1].name = "typo": no engine that answers has it; they have a, b',
+        'models[0].fallbacks has "small", which no engine that answers has; they have a, b',
+        'models[1].name has "typo", which no engine that answers has; they have a, b',
     ]
     assert not list(not_offered(models, [seen(HealthState.DOWN)])), "the engine is what is wrong"
     assert list(not_offered([], [])) == ["services: none of the names has an address, so there is no engine"]

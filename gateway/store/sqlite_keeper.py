@@ -58,7 +58,7 @@ log = structlog.get_logger(__name__)
 
 
 MAGIC: Final = b"SQLite format 3\0"
-"""The first bytes of a database. A file with a WAL may lack them."""
+"""The first bytes of a database. A file with a WAL may lack them, and a store of ours that is damaged."""
 
 
 class SqliteKeeper:
@@ -99,7 +99,7 @@ class SqliteKeeper:
         gone = self._gone()
         if gone is not None:
             raise ValueError(gone)
-        if self.path.exists() and not Path(f"{self.path}-wal").exists():
+        if self.path.exists() and not self._lock.epoch and not Path(f"{self.path}-wal").exists():
             with self.path.open("rb") as file:
                 if file.read(len(MAGIC)) not in {b"", MAGIC}:
                     raise ValueError(f"{self.path} is no SQLite database: name a new file, or put the store back")

@@ -77,14 +77,19 @@ def least_delay(call: Call, situation: Situation) -> Placement:
     else:
         repay_copies(asked, situation, offers)
         best = min(offers, key=_rank)
-    cheapest = sorted(offers, key=lambda one: one.rank[1])
-    if rule == "least_delay" and cheapest[0] is not best and not asked.ttft_s == asked.jct_s == inf:
+    is_promised = not asked.ttft_s == asked.jct_s == inf  # without a promise no offer is late
+    cheapest = sorted(offers, key=_cost_s if is_promised else _rank)
+    if rule == "least_delay" and cheapest[0] is not best and is_promised:
         rule = "ttft"
     kept = cheapest if situation.compares_all else cheapest[:SMALL]
-    if not any(one is best for one in kept):
+    if kept[0] is not best and not any(one is best for one in kept):
         kept.append(best)
     compared = Compared(rule, kept, len(situation.engines))
     return asked.placed(best.engine, best.cached_blocks, best.cost, compared)
+
+
+def _cost_s(offer: Offer) -> float:
+    return offer.rank[1]
 
 
 _ONLY_ENGINE: Final = Compared("only_engine", engines=1)

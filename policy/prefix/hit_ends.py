@@ -68,7 +68,7 @@ class _Names:
         """By name, the tree block before."""
 
     def add(self, block: int, name: int, tokens: int, *, is_end: bool) -> None:
-        """`is_end`: the block has an end already."""
+        """Add an end inside the block after `block`. `is_end`: there is one after `block` itself."""
         names = self.by_block.get(block)
         if names is None:
             names = self.by_block[block] = {block: 0} if is_end else {}
@@ -76,7 +76,7 @@ class _Names:
         self.before[name] = block
 
     def remove(self, name: int) -> bool:
-        """Whether the block before has no end left."""
+        """Remove an end inside a block. Returns whether the block before has no end left."""
         block = self.before.pop(name)
         names = self.by_block[block]
         del names[name]
@@ -85,12 +85,12 @@ class _Names:
         return not names
 
     def opened(self, block: int) -> None:
-        """There is an end after the block."""
+        """Add the end after the block."""
         if block in self.by_block:
             self.by_block[block][block] = 0
 
     def closed(self, block: int) -> bool:
-        """There is no end after the block any more. Whether there is none inside the next one."""
+        """Remove the end after the block. Returns whether there is none inside the next one."""
         names = self.by_block.get(block)
         if names is not None:
             names.pop(block, None)
@@ -189,9 +189,8 @@ class HitEnds:
             self._most_places = max(LEAST_PLACES, 2 * len(self._places))
 
     def clear(self) -> None:
-        """No block is resident until it is reported again."""
+        """No block is resident until it is reported again. Booked calls still leave their ends."""
         self._told = _Names()
-        self._places.clear()
 
     def expect(self, leaf: Node, ends: Collection[int], tokens: Sequence[int], computed_s: Callable[[], float]) -> None:
         """A call was booked at `leaf`, and will leave `ends`. Without its `tokens`, all count as after a block.

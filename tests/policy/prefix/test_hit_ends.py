@@ -143,6 +143,20 @@ def test_a_block_has_ends_after_itself_and_inside_the_next_one() -> None:
     assert hits() == [-2 * BLOCK] * 3
 
 
+def test_ends_expected_before_a_snapshot_are_taken_back_after_it() -> None:
+    tree, residency, ends = engine()
+    computed_s = inf
+    leaf = tree.insert(hashes("abc"))
+    residency.book(leaf)
+    ends.expect(leaf, [3 * BLOCK], (), lambda: computed_s)
+    residency.book(leaf)  # another call, which leaves no end there
+    residency.clear()
+    assert held(tree, residency, "abcd") == 3
+    computed_s = 1.0
+    ends.confirm(2.0)
+    assert held(tree, residency, "abcd") == 0
+
+
 def test_an_engine_that_tells_no_ends_any_more_has_no_expected_ones() -> None:
     tree, residency, ends = engine()
     leaf = tree.insert(hashes("abc"))

@@ -1,21 +1,17 @@
-"""Outputs of calls whose clients ask for no stream: streamed to those who watch, and whole to the client."""
+"""Calls with an output whose clients ask for no stream get the answer of a plain call."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import httpx
 import pytest
 from openai import AsyncOpenAI
 
-from e2e.programs import ProgramCall, ask
 from e2e.sdk import asking, async_client
 from e2e.servers import Fleet, Launcher
-from tests.waiting import WITHIN_S
 
 
 @pytest.fixture(scope="module")
@@ -32,31 +28,6 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 async def client(team: Fleet) -> AsyncIterator[AsyncOpenAI]:
     async with async_client(team.gateway) as client:
         yield client
-
-
-async def test_an_output_streams_although_its_producer_does_not(team: Fleet, client: AsyncOpenAI) -> None:
-    measured = team.gateway.metric("plait_ttft_seconds_count")
-    call = ProgramCall("a", "Write something long.", max_tokens=400)
-    producing = asyncio.create_task(ask(client, "unasked", call))
-    deltas, seen_before_end = list[str](), None
-    asked = {"session_id": "unasked", "semantic_var_id": "a", "stream": True}
-    async with (
-        httpx.AsyncClient(base_url=team.gateway.url, timeout=WITHIN_S) as http,
-        http.stream("POST", "/v1/get", json=asked) as response,
-    ):
-        async for line in response.aiter_lines():
-            if '"delta"' in line:
-                deltas.append(json.loads(line.removeprefix("data: "))["delta"])
-                if not producing.done():
-                    seen_before_end = len(deltas)
-    answer = await producing
-    assert seen_before_end is not None
-    assert seen_before_end > 10, "the text came before the producer had its answer"
-    assert "".join(deltas) == answer.choices[0].message.content
-    assert team.gateway.metric("plait_ttft_seconds_count") == measured + 1
-    lines = [json.loads(line) for line in team.gateway.log().splitlines() if '"event":"call"' in line]
-    (line,) = [line for line in lines if line["request_id"] == answer._request_id]
-    assert 0 < line["ttft_s"] < line["e2e_s"]
 
 
 UNSTREAMED: list[dict[str, Any]] = [

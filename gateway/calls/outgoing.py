@@ -15,7 +15,7 @@ import msgspec
 from plait.backends.http.body import Body
 from plait.backends.protocol.call_annotations import EngineAnnotations, is_annotation, to_parameters
 from plait.backends.protocol.dialects import DIALECTS, ChatForm, Dialect
-from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request, StreamOptions, whole_number
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request, whole_number
 from plait.gateway.answers.refusals import RefusedFields, nearest_effort
 from plait.gateway.fleet.tokenizer_agreement import AGREED, Agreement
 from plait.policy.types import Call, Placement
@@ -27,9 +27,6 @@ each time."""
 _OBJECT: Final = msgspec.json.Decoder(Fields | None)
 
 _PARAMETER_NAMES: Final = sorted({row.parameters for row in DIALECTS.values() if row.parameters is not None})
-
-OWN_USAGE: Final = StreamOptions(include_usage=True)
-"""The options of a stream for which the client has not asked."""
 
 STREAM_INTERVAL: Final = 8
 """Tokens in an event of a stream that no client reads token by token. vLLM still sends the first token at once."""
@@ -156,7 +153,7 @@ class OutgoingBody(msgspec.Struct, frozen=True):
         """The fields that the gateway itself wrote and an engine may lack, with their values."""
         options = self.request.stream_options
         own: dict[str, object] = {}
-        if self.request.stream and (self.is_translated or options is None or options is OWN_USAGE):
+        if self.request.stream and (self.is_translated or options is None):
             own["stream_options"] = options
         if self.is_translated and isinstance(self.request, ChatRequest):
             own["reasoning_effort"] = self.request.reasoning_effort

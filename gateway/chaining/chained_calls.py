@@ -22,7 +22,6 @@ from plait.gateway.asgi import EVENT_STREAM, ClientGoneError, Headers, MessageSi
 from plait.gateway.calls.annotations import Annotations, promised_output, read_annotations
 from plait.gateway.calls.call import Asked
 from plait.gateway.calls.call_reader import CallReader, Incoming
-from plait.gateway.calls.open_answers import OpenAnswer
 from plait.gateway.calls.outgoing import FIELDS
 from plait.gateway.calls.records import refused
 from plait.gateway.calls.relay import Relay
@@ -33,7 +32,6 @@ from plait.gateway.chaining.entrance import Entrance
 from plait.gateway.chaining.filled_prompts import FilledPrompts, Unfilled, fill_in, filled_sizes
 from plait.gateway.chaining.metrics import ProgramMetrics
 from plait.gateway.chaining.recorded_answer import STREAM_END, HeldEnd, RecordedAnswer
-from plait.gateway.chaining.unstreamed_answer import UnstreamedAnswer, as_stream
 from plait.gateway.intake.open_bodies import OpenBodies
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output, ReadyCall, with_condition
@@ -91,7 +89,6 @@ class AnsweredCall(ChainedCall):
             request.prompt_field,
             partial(filled_sizes, request, values) if values else None,
             partial(self._fill, asked, values),
-            self._adapted,
         )
         incoming = msgspec.structs.replace(asked.incoming, request_id=call.call_id, arrived_s=ready.ready_s)
         with runner.prompts.of(asked.incoming.tenant, call) as prompt:
@@ -103,16 +100,7 @@ class AnsweredCall(ChainedCall):
                 await self._deliver_stored(filled, self._end)
 
     async def _deliver(self, asked: Asked, sink: MessageSink) -> None:
-        if not self.call.outputs:
-            await self.deliver(asked, sink)
-        elif self.streams or not asked.call.streamed:
-            await self.generate(asked, sink)
-        else:
-            unstreamed = UnstreamedAnswer(sink, OpenAnswer(self.answer_bytes, self.runner.relay.open_answers))
-            try:
-                await self.generate(asked, unstreamed)
-            finally:
-                unstreamed.drop()
+        await (self.generate if self.call.outputs else self.deliver)(asked, sink)
 
     async def _deliver_stored(self, asked: Asked, end: HeldEnd) -> None:
         """Deliver the call, but hold back the end of the answer until the value, or its failure, is stored."""
@@ -128,15 +116,10 @@ class AnsweredCall(ChainedCall):
         return None if self._end is None or self.streams else self._end.body
 
     def _fill(self, asked: HeldRequest, values: Mapping[str, str]) -> tuple[bytes, ChatRequest | CompletionRequest]:
-        """The body with `values` in its prompt. It asks for a stream, if possible, where the text becomes a value."""
+        """The body with `values` in its prompt."""
         fields = FIELDS.decode(asked.incoming.body)
         request = fill_in(fields, asked.request, values)
-        if self.call.outputs and not self.streams:
-            request = as_stream(fields, request) or request
         return msgspec.json.encode(fields), request
-
-    def _adapted(self, request: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest:
-        return self.unless_watched(request) if request.stream and not self.streams else request
 
     def take_back(self) -> bool:
         if self._end is not None:

@@ -155,7 +155,7 @@ class Unfilled(NamedTuple):
     """Computes the bytes of text of each filled prompt. None: no value is filled in."""
     fill: Callable[[], tuple[bytes, Request]]
     """Makes the body and the request."""
-    adapt: Callable[[Request], Request]
+    adapt: Callable[[Request], Request] = lambda request: request
     """Changes the filled request."""
 
 

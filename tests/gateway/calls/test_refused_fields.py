@@ -6,13 +6,12 @@ import asyncio
 import json
 from typing import Any
 
-import msgspec
 import pytest
 
 from plait.backends.protocol.openai import ChatRequest, parse_request
 from plait.gateway.answers.refusals import EFFORTS, nearest_effort, refused_field
 from plait.gateway.asgi import AsgiSink
-from plait.gateway.calls.outgoing import OWN_USAGE, OutgoingBody, without_refused
+from plait.gateway.calls.outgoing import OutgoingBody
 from tests.gateway.calls.scripted_engines import (
     DONE,
     FINISH,
@@ -126,11 +125,3 @@ def test_only_refusals_about_own_fields_count() -> None:
     assert refused_field(500, NO_OPTIONS, own) is None
     assert refused_field(400, NO_EFFORT, own) is None
     assert refused_field(400, NO_OPTIONS, body().own_fields) is None
-
-
-def test_a_stream_for_an_output_has_the_gateways_own_options() -> None:
-    raw = b'{"model": "m", "messages": [], "stream": true, "stream_options": {"include_usage": true}}'
-    request = parse_request(raw, ChatRequest)
-    assert not OutgoingBody(raw, request).own_fields
-    own = OutgoingBody(raw, msgspec.structs.replace(request, stream_options=OWN_USAGE)).own_fields
-    assert "stream_options" not in json.loads(without_refused(raw, own, {"stream_options": ()}))

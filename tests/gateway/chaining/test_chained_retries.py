@@ -65,26 +65,6 @@ async def test_what_a_client_has_seen_cannot_be_taken_back(served: Served) -> No
     assert (second.refusal, retries(served)) == ((424, "input_failed"), 0)
 
 
-async def test_an_unstreamed_answer_that_breaks_off_is_made_elsewhere(served: Served) -> None:
-    first = await served.chat("Write", output="code")
-    second = await served.chat("Test {{code}}", inputs="code")
-    await served.engine.break_off("Write", "y")
-    assert first.messages == []
-    assert served.engine.running["Write"][0].avoids == {"e"}
-    await served.engine.answer("Write", "x = 1")
-    await served.engine.answer("Test x = 1", "fine")
-    assert (first.text, first.headers[b"plait-engine"], second.text) == ("x = 1", b"f", "fine")
-    assert retries(served) == 1
-
-
-async def test_an_unstreamed_answer_that_always_breaks_off_is_an_error(served: Served) -> None:
-    first = await served.chat("Write", output="code")
-    for _ in range(2):
-        await served.engine.break_off("Write", "y")
-    assert first.refusal == (502, "engine_error")
-    assert (await served.get("code")).refusal == (424, "variable_failed")
-
-
 async def test_what_no_client_is_left_to_see_can_be_taken_back(served: Served) -> None:
     first = await served.chat("Write", output="code", stream=True)
     second = await served.chat("Test {{code}}", inputs="code")

@@ -24,14 +24,10 @@ def sent(served: Served) -> ChatRequest | CompletionRequest:
     return asked.body.request
 
 
-@pytest.mark.parametrize("submitted", [False, True])
 @pytest.mark.parametrize("watched", [False, True])
-async def test_tokens_come_one_by_one_if_a_get_streams_them(served: Served, watched: bool, submitted: bool) -> None:
+async def test_tokens_come_one_by_one_if_a_get_streams_them(served: Served, watched: bool) -> None:
     await served.get("code", stream=watched)
-    if submitted:
-        await served.submit("Write {{code}}", "code")
-    else:
-        await served.chat("Write", output="code")
+    await served.submit("Write {{code}}", "code")
     assert sent(served).stream
     assert sent(served).stream_interval == (None if watched else STREAM_INTERVAL)
 

@@ -12,12 +12,6 @@ from typing import Any, ClassVar, Final, Protocol
 
 import msgspec
 
-FIELD_BYTES = 256
-"""The memory of a field besides its value: a few Python objects."""
-
-PIECE_BYTES = 64
-"""The memory of a piece of a list besides its JSON."""
-
 Fields = dict[str, msgspec.Raw]
 NULL = msgspec.Raw(b"null")
 _FIELDS = msgspec.json.Decoder(Fields)
@@ -38,11 +32,8 @@ class Value(Protocol):
     A part is raw JSON that is not null. It is decoded only as far as the merge needs, so numbers stay as written.
     """
 
-    def add(self, raw: msgspec.Raw) -> int:
-        """Merge the next part. Returns about how many bytes of memory the value has grown by.
-
-        Raises `ValueError` or `msgspec.DecodeError` if the part is not of the value's kind.
-        """
+    def add(self, raw: msgspec.Raw) -> None:
+        """Merge the next part. Raises `ValueError` or `msgspec.DecodeError` if it is not of the value's kind."""
 
     def json(self) -> msgspec.Raw: ...
 
@@ -62,10 +53,8 @@ class Text:
     def __init__(self) -> None:
         self._text = StringIO()
 
-    def add(self, raw: msgspec.Raw) -> int:
-        piece = _TEXT.decode(raw)
-        self._text.write(piece)
-        return len(piece) if piece.isascii() else len(piece.encode())
+    def add(self, raw: msgspec.Raw) -> None:
+        self._text.write(_TEXT.decode(raw))
 
     def json(self) -> msgspec.Raw:
         return msgspec.Raw(msgspec.json.encode(self._text.getvalue()))
@@ -79,15 +68,13 @@ class Items:
     def __init__(self) -> None:
         self._pieces: list[bytes] = []
 
-    def add(self, raw: msgspec.Raw) -> int:
+    def add(self, raw: msgspec.Raw) -> None:
         written = bytes(raw)
         if not written.startswith(b"["):
             raise ValueError("a list goes on as something else")
         piece = written[1:-1].strip()
-        if not piece:
-            return 0
-        self._pieces.append(piece)
-        return PIECE_BYTES + len(piece)
+        if piece:
+            self._pieces.append(piece)
 
     def json(self) -> msgspec.Raw:
         return msgspec.Raw(b"[%b]" % b",".join(self._pieces))
@@ -104,30 +91,23 @@ class Object:
         self._kind = kind
         self.fields: dict[str, Value | bytes | None] = {}
 
-    def add(self, raw: msgspec.Raw) -> int:
-        return self.merge(_FIELDS.decode(raw))
+    def add(self, raw: msgspec.Raw) -> None:
+        self.merge(_FIELDS.decode(raw))
 
-    def merge(self, fields: Fields) -> int:
+    def merge(self, fields: Fields) -> None:
         """As `add`, for decoded fields. A field is null only if all of its parts are."""
-        grown_bytes, own, renamed = 0, self.fields, self.renamed
+        own, renamed = self.fields, self.renamed
         for given, raw in fields.items():
             name = renamed.get(given, given)
-            value = own.get(name)
-            if value is None:
-                if name not in own:
-                    own[name] = None
-                    grown_bytes += FIELD_BYTES + len(name)
-                if raw == NULL:
-                    continue
-                value = own[name] = self._kind(name, bytes(raw))
-            elif raw == NULL:
+            value = own.setdefault(name, None)
+            if raw == NULL:
                 continue
+            if value is None:
+                value = own[name] = self._kind(name, bytes(raw))
             if isinstance(value, bytes):
-                latest = own[name] = bytes(raw)
-                grown_bytes += len(latest) - len(value)
+                own[name] = bytes(raw)
             else:
-                grown_bytes += value.add(raw)
-        return grown_bytes
+                value.add(raw)
 
     def items(self) -> Fields:
         items: Fields = {}
@@ -152,9 +132,8 @@ class Objects:
         self._keeps_index = keeps_index
         self._by_index: dict[int, Object] = {}
 
-    def add(self, raw: msgspec.Raw) -> int:
+    def add(self, raw: msgspec.Raw) -> None:
         """Merge parts of objects. The index of a part without one is its place in `raw`."""
-        grown_bytes = 0
         for place, fields in enumerate(_OBJECTS.decode(raw)):
             index = _INDEX.decode(fields["index"]) if "index" in fields else place
             if not self._keeps_index:
@@ -162,9 +141,7 @@ class Objects:
             one = self._by_index.get(index)
             if one is None:
                 one = self._by_index[index] = self._make()
-                grown_bytes += FIELD_BYTES
-            grown_bytes += one.merge(fields)
-        return grown_bytes
+            one.merge(fields)
 
     def json(self) -> msgspec.Raw:
         return msgspec.Raw(msgspec.json.encode([one.items() for _, one in sorted(self._by_index.items())]))
@@ -174,12 +151,10 @@ class AssembledCompletion:
     """Joins the events of one stream.
 
     Texts and tool arguments are joined, lists such as log probabilities are concatenated, and every other field has its
-    latest value that is not null. Fields that engines send only in whole answers are missing. `size_bytes` is its
-    approximate size in memory.
+    latest value that is not null. Fields that engines send only in whole answers are missing.
     """
 
     def __init__(self) -> None:
-        self.size_bytes = 0
         self._body = Object(_latest)  # without the choices
         self._choices: Objects | None = None
         self._last: Fields = {}
@@ -202,11 +177,6 @@ class AssembledCompletion:
             fields["choices"] = self._choices.json()
         return msgspec.json.encode(fields)
 
-    @property
-    def error(self) -> object:
-        value = self._body.fields.get("error")
-        return msgspec.json.decode(value) if isinstance(value, bytes) else None
-
     def _add(self, data: bytes) -> None:
         fields = _EVENT.decode(data)
         choices = fields.pop("choices", None)
@@ -215,13 +185,13 @@ class AssembledCompletion:
             self._merge(fields)
         if choices is not None and choices != NULL:
             self._choices = self._choices or Objects(_AssembledChoice, keeps_index=True)
-            self.size_bytes += self._choices.add(choices)
+            self._choices.add(choices)
 
     def _merge(self, fields: Fields) -> None:
         kind = bytes(fields.get("object", NULL))
         if kind.endswith(_OF_CHUNK):
             fields["object"] = msgspec.Raw(kind[: -len(_OF_CHUNK)] + b'"')
-        self.size_bytes += self._body.merge(fields)
+        self._body.merge(fields)
 
 
 class _AssembledChoice(Object):

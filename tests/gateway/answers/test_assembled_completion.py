@@ -153,14 +153,6 @@ def test_comments_and_names_of_events_say_nothing() -> None:
     assert assembled(b": waiting\n\n", b'event: x\r\ndata: {"id": "1"}\r\n\r\n') == {"id": "1"}
 
 
-def test_an_error_event_is_told() -> None:
-    completion = AssembledCompletion()
-    completion.feed(event(delta(content="x")))
-    assert completion.error is None
-    completion.feed(event({"error": {"message": "no", "code": 400}, "choices": None}))
-    assert completion.error == {"message": "no", "code": 400}
-
-
 @pytest.mark.parametrize(
     "data",
     [
@@ -182,16 +174,6 @@ def test_an_error_event_is_told() -> None:
 def test_what_is_no_event_of_a_completion_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="no event of a completion"):
         AssembledCompletion().feed(b"data: " + data + b"\n\n")
-
-
-def test_its_size_is_about_the_memory_that_it_takes() -> None:
-    completion = AssembledCompletion()
-    for _ in range(1_000):
-        completion.feed(event(delta(content="abcd")))
-    assert 4_000 <= completion.size_bytes <= 10_000, "fields that are repeated take no room"
-    for _ in range(1_000):
-        completion.feed(event(delta(more={"logprobs": {"content": [{"token": "abcd", "bytes": [1] * 100}]}})))
-    assert completion.size_bytes >= 300_000
 
 
 # Any answer, in any pieces.

@@ -1,7 +1,6 @@
-"""Log compaction: rewrites a session's log without the events that do not matter any more.
+"""Log compaction: rewrites a session's log without the requests of calls that have ended, which are most of it.
 
-A log grows with each event, and most of it may be obsolete (`outline.py`): a call that fails in a loop leaves its
-request each time. The request of a call that has ended is not needed either.
+A replay does not need them: only that there was a call, and what it has produced.
 
 - Trigger: the log exceeds `GROWTH` times its size after the last compaction, plus `FLOOR_BYTES`. A log that could not
   be shortened has to grow as much again, so compaction costs a constant share of all writes.
@@ -25,7 +24,7 @@ import msgspec
 import structlog
 
 from plait.gateway.chaining.chained_calls import once_answered
-from plait.gateway.durability.outline import Outline, ended_calls
+from plait.gateway.durability.ended_calls import ended_calls
 from plait.gateway.durability.recorded import SESSION, decoded, encoded
 from plait.gateway.programs.held_call import KeptRequest
 from plait.gateway.programs.record import SessionEvent, Submitted, ValueSet
@@ -45,10 +44,8 @@ log = structlog.get_logger(__name__)
 
 
 def compacted(changes: Sequence[Change]) -> Sequence[Change]:
-    """The events of a session that still matter, without the fields that do not. Raises `msgspec.MsgspecError`."""
+    """The events of a session without the fields that do not matter any more. Raises `msgspec.MsgspecError`."""
     events = [decoded(change) for change in changes]
-    kept = Outline(events).mattering
-    changes, events = [changes[place] for place in kept], [events[place] for place in kept]
     short = dict[int, SessionEvent]()
     for place, later in ended_calls(events).items():
         submitted = events[place]
@@ -134,11 +131,10 @@ class LogSize:
         self.now += size_bytes
         self.events += 1
 
-    def was_rewritten(self, events: int, short: Short) -> None:
-        """The first `events` events were replaced by the short form; later ones still count."""
+    def was_rewritten(self, short: Short) -> None:
+        """What was read was replaced by the short form; later events still count."""
         self.now -= short.before - short.after
         self.compact = short.after
-        self.events -= events - len(short.events)
 
 
 class Compaction:
@@ -193,6 +189,6 @@ class Compaction:
                     if short.after < short.before and await self._commit.run(
                         partial(replace, self._keeper, stream, short.events)
                     ):
-                        size.was_rewritten(len(stream.events), short)
+                        size.was_rewritten(short)
         finally:
             size.is_rewritten = False

@@ -20,7 +20,7 @@ from plait.gateway.chaining.chained_call import CallRunner, ChainedCall
 from plait.gateway.chaining.chained_calls import answered_again, answered_before
 from plait.gateway.chaining.native_step import native_again
 from plait.gateway.chaining.submitted_call import SubmittedCall, made_again
-from plait.gateway.durability.outline import ended_calls
+from plait.gateway.durability.ended_calls import ended_calls
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
 from plait.gateway.programs.record import (

@@ -22,9 +22,10 @@ BUSY_TOKENS = round(150 * SLOWNESS)
 
 
 async def headers_of(client: AsyncOpenAI, request: dict[str, Any], headers: dict[str, str]) -> Any:
-    raw = await client.chat.completions.with_raw_response.create(**request, extra_headers=headers)
-    raw.parse()
-    return raw.headers
+    call = client.chat.completions.with_streaming_response.create(**request, stream=True, extra_headers=headers)
+    async with call as raw:
+        await raw.read()
+        return raw.headers
 
 
 def waits_of(gateway: Server) -> dict[str, float]:

@@ -114,6 +114,12 @@ class Call(NamedTuple):
         return inf if promised_s is None else self.arrived_s + promised_s
 
     @property
+    def judged(self) -> Slo:
+        """The promised times that its answer can show to be kept: one that is not streamed shows its end only."""
+        slo = self.slo or NO_SLO
+        return slo if self.streamed else slo._replace(ttft_s=None, tpot_s=None)
+
+    @property
     def cacheable_blocks(self) -> int:
         """Blocks that a cache can supply. The last prompt token is always computed, because its logits are needed."""
         return min(len(self.block_hashes), max(0, self.prompt_tokens - 1) // self.block_tokens)

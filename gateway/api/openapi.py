@@ -58,7 +58,8 @@ RESPONSE_HEADERS: Final[dict[str, str]] = {
     "plait-loaded-tokens": "Of these, tokens that come from tiers below the accelerator, by tier",
     "plait-waited-s": "Seconds that the call waited in the gateway",
     "plait-slo": "Of a call with a TTFT or a JCT, or a TPOT that is missed. `expected`: the engine is expected to "
-    "meet it; `at-risk`: no engine was; `missed`: it is over, or no iteration of the engine is as short as the TPOT. "
+    "meet it; `at-risk`: no engine was; `missed`: it is over, or no iteration of the engine is as short as the TPOT; "
+    "`not-judged`: the answer is not streamed, and no JCT was promised. "
     "Of a get or a program with a JCT: whether it was kept",
     "plait-session": "The call's session",
     "plait-ignored": "What of a translated request was left out, each with its place",

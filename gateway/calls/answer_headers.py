@@ -52,14 +52,17 @@ def _outlook(booking: Booking, arrived_s: float) -> bytes | None:
 
     A TPOT that no iteration can keep is missed too. None if nothing is missed, and the placement has no prediction.
     """
-    slo, placement, first_s = booking.call.slo or NO_SLO, booking.placement, booking.first_token_s
+    slo, placement, first_s = booking.call.judged, booking.placement, booking.first_token_s
+    if slo == NO_SLO:
+        return b"not-judged"
     age_s = (loop_time_s() if first_s is None else first_s) - arrived_s
-    if booking.tpot_is_missed or slo.is_missed(age_s):
+    if (booking.tpot_is_missed and slo.tpot_s is not None) or slo.is_missed(age_s):
         return b"missed"
     if placement.meets_slo is None:
         return None
-    rest_s = 0.0 if first_s is None else placement.decode_s
-    is_late = slo.jct_s is not None and age_s + rest_s > slo.jct_s
+    if first_s is None:  # the whole answer is there
+        return b"expected"
+    is_late = slo.jct_s is not None and age_s + placement.decode_s > slo.jct_s
     return b"at-risk" if is_late or not placement.meets_slo else b"expected"
 
 

@@ -284,7 +284,7 @@ class CallMetrics:
         self._broken[mine.label] += ending.outcome == "failed" and ending.status < 400
         if ending.outcome in {"ok", "failed", "defect"}:
             met, objective = ending.outcome == "ok", booking.call.objective or ""
-            if booking.call.slo not in (None, NO_SLO):
+            if booking.call.slo is not None and booking.call.judged != NO_SLO:
                 met = self._count_slos(delivery, attempt, mine.label, objective, now_s, answered=met)
             self._good.of[model, mine.label, objective].value += met
         if usage is not None:
@@ -390,8 +390,7 @@ def _by_tenant(counts: FastCounter) -> Mapping[str, int]:
 def _times(attempt: Attempt, arrived_s: float, now_s: float) -> Iterator[tuple[str, float, float]]:
     """Each SLO of the call: its name, its limit and the measured time, in seconds."""
     booking, usage = attempt.booking, attempt.answer.usage
-    slo = booking.call.slo
-    assert slo is not None
+    slo = booking.call.judged
     first_s = now_s if booking.first_token_s is None else booking.first_token_s
     tokens = 0 if usage is None else usage.output_tokens
     if slo.ttft_s is not None:

@@ -24,6 +24,7 @@ from tests.gateway.calls.scripted_engines import (
     Gateway,
     gateway,
 )
+from tests.gateway.exposed import samples
 
 STREAMED = Exchange(headers=STREAM, pieces=[FINISH, DONE])
 FAILED = Exchange(status=500, headers=JSON, pieces=[b"{}"])
@@ -54,7 +55,6 @@ CASES = [
     (Slo(ttft_s=60.0), 61.0, b"missed"),
     (Slo(jct_s=60.0), 61.0, b"missed"),
     (Slo(ttft_s=100.0, jct_s=60.0), 61.0, b"missed"),
-    (Slo(ttft_s=60.0, jct_s=100.0), 61.0, b"missed"),
     (Slo(tpot_s=1.0), 61.0, None),
     (Slo(tpot_s=0.001), 0.0, b"missed"),  # an iteration takes 11 ms
     (Slo(ttft_s=60.0, tpot_s=0.001), 0.0, b"missed"),
@@ -69,7 +69,21 @@ async def test_an_answer_says_how_its_times_stand(
 ) -> None:
     async with gateway(FakeHttp(Exchange(headers=STREAM, pieces=[FINISH, DONE]) if streamed else whole())) as made:
         client = await answered(made, slo, age_s=age_s, streamed=streamed)
-    assert client.headers.get(b"plait-slo") == told
+    is_judged = slo is None or streamed or slo.jct_s is not None
+    assert client.headers.get(b"plait-slo") == (told if is_judged else b"not-judged")
+
+
+@pytest.mark.parametrize(("streamed", "told"), [(True, b"missed"), (False, b"expected")])
+async def test_a_ttft_is_judged_by_a_stream_only(*, streamed: bool, told: bytes) -> None:
+    slo = Slo(ttft_s=60.0, tpot_s=0.001, jct_s=100.0)
+    async with gateway(FakeHttp(Exchange(headers=STREAM, pieces=[FINISH, DONE]) if streamed else whole())) as made:
+        client = await answered(made, slo, age_s=61.0, streamed=streamed)
+        found = samples(made.registry)
+    assert client.headers[b"plait-slo"] == told
+    judged = {
+        name.partition('slo="')[2].partition('"')[0] for name in found if name.startswith("plait_slo_calls_total{")
+    }
+    assert judged == ({"ttft", "tpot", "jct"} if streamed else {"jct"})
 
 
 async def test_an_answer_whose_rest_takes_too_long_is_at_risk() -> None:

@@ -13,7 +13,7 @@ ROOMS = {
     "policy": (
         {"admission"},
         {"placement", "scheduling", "programs", "sessions"},
-        {"costs"},
+        {"costs", "order"},
         {"prefix"},
         {"types"},
     ),

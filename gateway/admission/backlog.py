@@ -12,10 +12,10 @@ from plait.gateway.admission.waits import MOST_WAITS, LineChange, Wait, WaitReas
 from plait.gateway.fleet.booking import Booking
 from plait.policy.admission.conversations import Conversations, join
 from plait.policy.admission.fair_shares import FairShares
-from plait.policy.admission.line import Rank
 from plait.policy.costs.prefill_queue import Precedence
+from plait.policy.order import Rank, rank_of
 from plait.policy.sessions.session_gate import Turn
-from plait.policy.types import Call, Objective
+from plait.policy.types import Call
 
 SMOOTHING_S = 10.0
 """The time constant of the rate's moving mean."""
@@ -79,11 +79,11 @@ class Waiting(msgspec.Struct, eq=False):
     is_back: bool = False
     """It is a retry with the number of its first arrival, or was held by its session gate; set in `admission`."""
 
-    rank: Rank = Rank.NORMAL
-    """Set in `queue`; the `line` changes it while the call is there."""
+    rank: Rank = Rank.PLAIN
+    """Set when it begins to wait; the `line` changes it while the call is there."""
 
     priority: int = 0
-    """Set in `queue`."""
+    """Set when it begins to wait."""
 
     precedence: Precedence = Precedence.REST
     """Set in `lines`; the `line` changes it while the call is there."""
@@ -127,6 +127,10 @@ class Waiting(msgspec.Struct, eq=False):
     line_changes: tuple[LineChange, ...] = ()
     """Set in `lines`."""
 
+    def find_rank(self) -> None:
+        """Set `rank` and `priority` by the objectives of the call."""
+        self.rank, self.priority = rank_of(self.call.slo, self.call.objective), self.call.priority
+
     def wait_for(self, why: WaitReason, now_s: float) -> None:
         """The call waits for `why` from now on. A reason that lasted no time is replaced."""
         waits = self.waits
@@ -169,12 +173,6 @@ class Waiting(msgspec.Struct, eq=False):
     def engine_id(self) -> str:
         assert self.booking is not None
         return self.booking.placement.engine_id
-
-
-def rank_of(call: Call) -> Rank:
-    if call.objective is Objective.LATENCY or (call.slo is not None and call.slo.has_zero):
-        return Rank.URGENT
-    return Rank.THROUGHPUT if call.objective is Objective.THROUGHPUT else Rank.NORMAL
 
 
 class DrainRate:

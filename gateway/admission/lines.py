@@ -21,7 +21,7 @@ from math import inf
 from typing import Final
 
 from plait.backends.errors import PlaitError
-from plait.gateway.admission.backlog import Waiting, rank_of
+from plait.gateway.admission.backlog import Waiting
 from plait.gateway.admission.room import Room, backlog_s
 from plait.gateway.admission.tenants import TenantUse
 from plait.gateway.admission.waits import Firsts, LineChange, WaitReason
@@ -35,6 +35,7 @@ from plait.policy.costs.delay import CallToPlace, change_gain_s
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.prefill_queue import Precedence
 from plait.policy.costs.situation import NONE_OVERTAKEN, Overtaken
+from plait.policy.order import rank_of
 from plait.policy.types import Placement
 
 LEAST_PAUSE_S = 0.005
@@ -54,9 +55,6 @@ LEAST_GAIN_S = 1.0
 
 PASSING = 8
 """How many calls of a tenant are checked for one that may overtake. The next check takes the tenant's other calls."""
-
-OLD_S: Final = 60.0
-"""Small calls do not overtake a line in which a call has waited for this long."""
 
 Look = Callable[[str, float], None]
 Sent = Callable[[Waiting, float], None]
@@ -119,10 +117,13 @@ class Lines:
         self.room.came(engine_id, call.tenant, now_s)
         call.booking = router.book(asked, placement, now_s, waits=not call.is_sent, tenant=call.tenant)
         if why is not None:
+            call.find_rank()
             call.precedence = self._expected(call, now_s)
             if self._may_pass(call, now_s):
                 router.send(call.booking, now_s)
                 call.is_sent = True
+                if line:
+                    line.passed(call)
             else:
                 call.wait_for(why, now_s)
         self._uses[call.tenant].running += 1
@@ -162,7 +163,8 @@ class Lines:
         """The objectives of a waiting call have changed, and with them its place in the line."""
         assert call.booking is not None
         self._router.refine(call.booking, call.call)
-        self._lines[call.engine_id].change(call, rank_of(call.call), self._expected(call, now_s))
+        rank = rank_of(call.call.slo, call.call.objective)
+        self._lines[call.engine_id].change(call, rank, self._expected(call, now_s))
         self._alarms.now(call.engine_id)
 
     def check(self, waiting: Iterable[Waiting]) -> None:
@@ -220,7 +222,11 @@ class Lines:
         """Take the call to send next out of the line; None if the engine has no room for any."""
         tenant = self._next_tenant(line, engine_id, now_s)
         if tenant is not None:
-            taken = line.take(tenant)
+            taken = self._small_first(line, tenant, now_s)
+            if taken is None:
+                taken = line.take(tenant)
+            else:
+                line.serve(taken)
             taken.wait_for_all(self._firsts.taken(engine_id, tenant))
             return taken
         call = self._passing(line, engine_id, now_s)
@@ -258,7 +264,7 @@ class Lines:
     def _passing(self, line: Line[Waiting], engine_id: str, now_s: float) -> Waiting | None:
         """The call that overtakes the line; None if none may."""
         view = self._router.engines[engine_id].view
-        for precedence in MAY_PASS[: 1 if _is_old(line, now_s) else None]:
+        for precedence in MAY_PASS:
             for tenant in line.having(precedence):
                 if self.room.waits_for(view, tenant, now_s, precedence) is None:
                     for call in line.first(tenant, precedence, PASSING):
@@ -268,6 +274,22 @@ class Lines:
                             return call
                         line.look_later(call)
         return None
+
+    def _small_first(self, line: Line[Waiting], tenant: str, now_s: float) -> Waiting | None:
+        """The small call that goes first in a tenant's turn; None if none does."""
+        for call in line.first(tenant, Precedence.SMALL, PASSING):
+            if not line.lets_pass(call):
+                return None
+            if self._is_still(call, now_s):
+                return call
+            line.look_later(call)
+        return None
+
+    def _is_still(self, call: Waiting, now_s: float) -> bool:
+        """Whether a placed call's prompt has its precedence with what is cached, or computed before it, by now."""
+        assert call.booking is not None
+        engine = self._router.engines[call.engine_id]
+        return engine.view.precedence(call.call, engine.ready_tokens(call.booking, now_s), now_s) is call.precedence
 
     def _expected(self, call: Waiting, now_s: float) -> Precedence:
         """The precedence of a placed call's prompt, by the cached tokens that its placement expects."""
@@ -297,14 +319,14 @@ class Lines:
     def _is_let_pass(self, line: Line[Waiting], call: Waiting, now_s: float) -> bool:
         """Whether fairness allows a call to overtake the line.
 
-        A small call overtakes no call that has waited for `OLD_S`. A call on time whose tenant is over its share
-        overtakes only calls of its own tenant, and no earlier urgent one.
+        A call whose tenant is over its share overtakes only calls of its own tenant; one on time no earlier urgent one.
         """
+        is_over = self.room.is_over(call.tenant, now_s)
+        if is_over and not line.is_of(call.tenant):
+            return False
         if call.precedence is Precedence.SMALL:
-            return not _is_old(line, now_s)
-        if not self.room.is_over(call.tenant, now_s):
-            return True
-        return line.is_of(call.tenant) and line.first_urgent(call.tenant) in {None, call}
+            return line.lets_pass(call)
+        return not is_over or line.first_urgent(call.tenant) in {None, call}
 
     def _help(self, engine_id: str, now_s: float) -> None:
         """An engine has an empty line: if it has room for a last prompt, the call that gains most moves there."""
@@ -369,12 +391,6 @@ def _cached_share(engines: Mapping[str, FleetEngine], call: Waiting) -> float:
     booking = call.booking
     assert booking is not None
     return engines[call.engine_id].ready_tokens(booking, inf) / max(1, call.tokens)
-
-
-def _is_old(line: Line[Waiting], now_s: float) -> bool:
-    """Whether the oldest call of a line has waited for so long that no small call may overtake it."""
-    first = next(iter(line)).booking
-    return first is not None and now_s - first.booked_s > OLD_S
 
 
 def _takes(router: Router, call: Waiting, engine_id: str) -> bool:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from plait.backends.errors import LimitError, OverloadedError, PlaitError, ReachedLimit
-from plait.gateway.admission.backlog import Backlog, Waiting, rank_of
+from plait.gateway.admission.backlog import Backlog, Waiting
 from plait.gateway.admission.lines import Lines
 from plait.gateway.admission.tenants import TenantLimits, TenantUse
 from plait.gateway.fleet.router import Router
@@ -92,7 +92,7 @@ class Queue:
             backlog = self.backlogs[call.call.model] = Backlog(self._shares, self.lines.room.conversations, engines)
         call.prefill_s, decode_s = _predicted_s(self._router, call)
         call.work_s = call.prefill_s + decode_s
-        call.rank, call.priority = rank_of(call.call), call.call.priority
+        call.find_rank()
         backlog.add(call)
         if call.booking is None:
             call.wait_for("max_running", now_s)
@@ -121,7 +121,7 @@ class Queue:
         """The objectives of a waiting call have changed."""
         if call.booking is not None:
             self.lines.refine(call, now_s)
-        call.rank = rank_of(call.call)
+        call.find_rank()
         self.backlogs[call.call.model].mark(call)
 
     def _shed(self, call: Waiting, now_s: float) -> None:

@@ -20,17 +20,22 @@ from plait.policy.admission.fair_shares import ActiveTenants, FairShares
 from plait.policy.costs.engine_view import EngineView, sent_calls
 from plait.policy.costs.prefill_queue import Precedence, PrefillQueue
 
-AHEAD_S: Final = 4.0
-"""An engine is sent at most this many seconds of prompts behind the one that it computes."""
+AHEAD_S: Final = 0.5
+"""An engine is sent at most this many seconds of prompts behind the one that it computes: more than an iteration, and
+little that a later call of the same tenant would have to wait for.
+"""
+
+PROMISED_AHEAD_S: Final = 4.0
+"""The same for prompts on time, which an engine with our scheduler serves in the order of their deadlines."""
 
 SHARED_AHEAD_S: Final = 0.25
-"""The same bound while several tenants are active, or one conversation of a tenant crowds its others out: a new call
+"""`AHEAD_S` while several tenants are active, or one conversation of a tenant crowds its others out: a new call
 has to wait for what the others have in the engine.
 """
 
 OWN_S: Final = 1.0
 """While several tenants are active, an engine is sent at most this many seconds of a tenant's prompts on time that are
-due before a further one of the tenant, and `AHEAD_S` of them in all.
+due before a further one of the tenant, and `PROMISED_AHEAD_S` of them in all.
 """
 
 SLOTS_A_RESERVED: Final = 64
@@ -113,7 +118,7 @@ class Room:
         if is_over and not _may_pass_others(queue, tenant, precedence):
             return "tenant_share"
         before_s = self._before_s(view, precedence, now_s, due_s, is_shared=is_shared, is_over=is_over)
-        bound_s = self._bound_s(view, is_shared=is_shared)
+        bound_s = self._bound_s(view, precedence, is_shared=is_shared)
         if before_s < bound_s and not (is_shared and self._has_enough(view, tenant, due_s)):
             return None
         others_s = self._before_s(view, precedence, now_s, due_s, is_shared=is_shared, is_over=False)
@@ -127,7 +132,7 @@ class Room:
         if self._no_slot(view, tenant, now_s, is_shared=is_shared) is not None:
             return False
         before_s = _all_s(view, now_s, is_shared=is_shared)
-        return not view.queue.sent or before_s < self._bound_s(view, is_shared=is_shared)
+        return not view.queue.sent or before_s < self._bound_s(view, Precedence.REST, is_shared=is_shared)
 
     def due_s(self, view: EngineView, tenant: str, now_s: float, *, due_s: float = -inf) -> float:
         """When there may be room without a further event; infinite: not without one."""
@@ -137,7 +142,8 @@ class Room:
         if self._no_slot(view, tenant, now_s, is_shared=is_shared) is not None:
             kept_since_s, _ = self._wanted.get(view.engine_id, (inf, {}))
             return kept_since_s + RESERVED_S if view.slots and _free_slots(view) > 0 else inf
-        is_over, bound_s = is_shared and self.is_over(tenant, now_s), self._bound_s(view, is_shared=is_shared)
+        is_over = is_shared and self.is_over(tenant, now_s)
+        bound_s = self._bound_s(view, Precedence.REST, is_shared=is_shared)
         over_s = self._before_s(view, Precedence.REST, now_s, due_s, is_shared=is_shared, is_over=is_over) - bound_s
         has_enough = is_shared and self._has_enough(view, tenant, due_s)
         if not queue.sent or (over_s < 0 and not has_enough):
@@ -168,7 +174,7 @@ class Room:
             return False
         before_s = view.gateways * _prompts_s(view, view.queue.own_on_time(tenant, due_s))
         all_s = view.gateways * _prompts_s(view, view.queue.own_on_time(tenant))
-        return before_s >= OWN_S or all_s >= self._ahead_s
+        return before_s >= OWN_S or all_s >= max(self._ahead_s, PROMISED_AHEAD_S)
 
     def _before_s(
         self,
@@ -193,14 +199,18 @@ class Room:
         tokens, attention_s = queue.behind()
         return view.slowness * (view.drain_s(tokens) + attention_s) if tokens else 0.0
 
-    def _bound_s(self, view: EngineView, *, is_shared: bool) -> float:
+    def _bound_s(self, view: EngineView, precedence: Precedence, *, is_shared: bool) -> float:
         """The most seconds of sent prompts, those of other gateways included, with which this one sends another.
 
         Each gateway bounds its own part only. A tenant alone may have the whole bound through each gateway. Of several
         tenants' calls, each gateway sends its share: otherwise the gateway that fills an engine would be the first to
         learn of free room, and keep all of it.
         """
-        bound_s = min(self._ahead_s, SHARED_AHEAD_S) if is_shared else self._ahead_s
+        bound_s = self._ahead_s
+        if is_shared:
+            bound_s = min(bound_s, SHARED_AHEAD_S)
+        elif precedence is Precedence.ON_TIME:
+            bound_s = max(bound_s, PROMISED_AHEAD_S)
         own = view.queue.own_share * (view.gateways if is_shared else 1)
         return bound_s if own >= 1 else bound_s / own if own > 0 else inf
 
@@ -261,10 +271,8 @@ def backlog_s(view: EngineView, now_s: float) -> float:
 
 
 def _may_pass_others(queue: PrefillQueue, tenant: str, precedence: Precedence) -> bool:
-    """Whether a prompt of a tenant over its share may be sent: small ones not, one on time before its own ones only."""
-    if precedence is Precedence.ON_TIME:
-        return queue.tenants.keys() == {tenant}
-    return precedence is Precedence.REST
+    """Whether a prompt of a tenant over its share may be sent: one that overtakes the line only before its own ones."""
+    return precedence is Precedence.REST or queue.tenants.keys() == {tenant}
 
 
 def _all_s(view: EngineView, now_s: float, *, is_shared: bool) -> float:

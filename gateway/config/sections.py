@@ -123,10 +123,11 @@ class UpstreamConfig(Section, frozen=True, kw_only=True):
 class AdmissionConfig(Section, frozen=True, kw_only=True):
     """What waits in the gateway, and what each tenant may use."""
 
-    ahead_s: Seconds = 4.0
+    ahead_s: Seconds = 0.5
     """Predicted seconds of prompts that an engine is sent behind the one that it computes. Further calls wait for it in
     the gateway, where tenants take turns by tokens. With less, engines idle at times; with more, calls wait where
-    nothing can change their order. While several tenants are active it is at most a quarter of a second."""
+    nothing can change their order. While several tenants are active it is at most a quarter of a second. Raise it where
+    engines are far away."""
 
     max_wait_s: Seconds = 120.0
     """Predicted seconds of work that may wait for a model. More is refused with 429 and a Retry-After. Raise it for

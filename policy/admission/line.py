@@ -4,7 +4,7 @@ In: a call joins (`push`), leaves unsent (`remove`), or gets another class (`cha
 (`take`), and small or urgent calls that may be sent before it (`having`, `first`). The order of calls is by
 
 1. tenant: the one that is furthest behind by the fleet's `FairShares`;
-2. `Rank` within a tenant: calls with a TTFT or for latency first, calls for throughput last; then the lower priority;
+2. class within a tenant: `policy.order`;
 3. turns of hit-ratio groups, as in the engine's scheduler (Preble, section 3.3);
 4. turns of conversations (`InTurn`), and within one by arrival.
 
@@ -15,7 +15,6 @@ the present time, and enters the tenant again if it has moved.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from enum import IntEnum
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
 from typing import Generic, Protocol, TypeVar
@@ -24,6 +23,7 @@ from plait.policy.admission.conversations import InTurn, OfConversation
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.costs.prefill_queue import Precedence
 from plait.policy.costs.situation import OvertakenInLine
+from plait.policy.order import Kept, Rank
 from plait.policy.scheduling.in_order import GROUPS, HitRatioGroups
 
 LOOKED_AT = 32
@@ -37,15 +37,6 @@ LOOKED_ANEW = 8
 
 MOST_OLD = 64
 """A heap is rebuilt when it has more stale entries than this, and more than half are stale."""
-
-
-class Rank(IntEnum):
-    """The class of a call. Within a tenant, a lower one goes first."""
-
-    URGENT = 0
-    """The call has a TTFT or JCT, or the objective `latency`."""
-    NORMAL = 1
-    THROUGHPUT = 2
 
 
 class Ticket(OfConversation, Protocol):
@@ -75,7 +66,7 @@ CachedShare = Callable[[T], float]
 
 
 class _Class(Generic[T]):
-    """The waiting calls of one tenant, rank and priority."""
+    """The waiting calls of one tenant and class."""
 
     __slots__ = ("_group_of", "_groups", "_next_look", "tickets")
 
@@ -104,6 +95,11 @@ class _Class(Generic[T]):
             queues[group].remove(ticket)
             queues[now_in].append(ticket)
 
+    @property
+    def tokens(self) -> int:
+        """Those of its first call."""
+        return next(iter(self.tickets)).tokens
+
     def forget(self, ticket: T) -> None:
         """A call has left the class."""
         self._group_of.pop(ticket, None)
@@ -115,14 +111,16 @@ class _Class(Generic[T]):
 
 
 class _Tenant(Generic[T]):
-    """The waiting calls of one tenant, by class, and by precedence if that may overtake."""
+    """The waiting calls of one tenant, by class, and by precedence."""
 
-    __slots__ = ("classes", "of_precedence", "prefill_s", "waiting", "weight", "work_s")
+    __slots__ = ("_kept", "_passed", "classes", "of_precedence", "prefill_s", "waiting", "weight", "work_s")
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
         self.classes: dict[tuple[Rank, int], _Class[T]] = {}
-        self.of_precedence = {precedence: InTurn[T]() for precedence in MAY_PASS}
+        self.of_precedence = {precedence: InTurn[T]() for precedence in Precedence}
+        self._kept = Kept()
+        self._passed = 0  # the tokens of small calls that the first of the `REST` has let pass
         self.waiting = 0
         self.work_s = self.prefill_s = 0.0
 
@@ -133,10 +131,19 @@ class _Tenant(Generic[T]):
             queue.add(ticket)
 
     def serve(self, ticket: T) -> None:
-        """A call is sent: charge its tokens to its conversation."""
+        """A call is sent: charge its tokens to its conversation and its class."""
+        self.passed(ticket)
         for queue in self._queues(ticket):
             queue.serve(ticket)
         self._forget(ticket)
+
+    def passed(self, ticket: T) -> None:
+        """A call is sent, from here or as it arrives: charge its tokens to its rank."""
+        if ticket.precedence is Precedence.SMALL and self.of_precedence[Precedence.REST]:
+            self._passed += ticket.tokens
+        elif ticket.precedence is Precedence.REST:
+            self._passed = max(0, self._passed - ticket.tokens)
+        self._kept.serve(ticket.rank, ticket.tokens, {rank for rank, _ in self.classes})
 
     def remove(self, ticket: T) -> None:
         """A call leaves unsent."""
@@ -145,11 +152,8 @@ class _Tenant(Generic[T]):
         self._forget(ticket)
 
     def _queues(self, ticket: T) -> list[InTurn[T]]:
-        """The queues that have the call: its class's, and its precedence's if that may overtake."""
-        found = [self.classes[ticket.rank, ticket.priority].tickets]
-        if ticket.precedence in MAY_PASS:
-            found.append(self.of_precedence[ticket.precedence])
-        return found
+        """The queues that have the call."""
+        return [self.classes[ticket.rank, ticket.priority].tickets, self.of_precedence[ticket.precedence]]
 
     def _forget(self, ticket: T) -> None:
         of_rank = self.classes[ticket.rank, ticket.priority]
@@ -158,7 +162,25 @@ class _Tenant(Generic[T]):
             del self.classes[ticket.rank, ticket.priority]
 
     def next(self, cached_share: CachedShare[T]) -> T:
-        return self.classes[min(self.classes)].next(cached_share)
+        return self.first_class().next(cached_share)
+
+    def first_class(self) -> _Class[T]:
+        """The class whose turn it is."""
+        if len(self.classes) == 1:
+            return next(iter(self.classes.values()))
+        first = dict[Rank, _Class[T]]()  # of each rank, the class with the lowest priority
+        for rank, priority in sorted(self.classes, reverse=True):
+            first[rank] = self.classes[rank, priority]
+        return first[self._kept.first({rank: one.tokens for rank, one in first.items()})]
+
+    def lets_pass(self, ticket: T) -> bool:
+        """Whether a small call goes before the others. Small calls pass another one until they had as many tokens: a
+        flood of them may not hold the others up.
+        """
+        if ticket.rank is Rank.THROUGHPUT and min(self.classes)[0] < ticket.rank:
+            return False
+        rest = self.of_precedence[Precedence.REST]
+        return not rest or self._passed < next(iter(rest)).tokens
 
 
 class Line(Generic[T]):
@@ -301,8 +323,7 @@ class Line(Generic[T]):
 
     def next_call(self, tenant: str) -> T:
         """The first call of a waiting tenant. `take` may choose another one of its class, by the hit-ratio groups."""
-        classes = self._tenants[tenant].classes
-        return next(iter(classes[min(classes)].tickets))
+        return next(iter(self._tenants[tenant].first_class().tickets))
 
     def having(self, precedence: Precedence) -> list[str]:
         """The tenants with waiting calls of a precedence that may overtake, the furthest behind first."""
@@ -315,16 +336,29 @@ class Line(Generic[T]):
 
     def look_later(self, ticket: T) -> None:
         """There was no room for a call that may overtake: check the tenant's others before this one again."""
-        if ticket.precedence in MAY_PASS:
-            self._tenants[ticket.tenant].of_precedence[ticket.precedence].defer(ticket)
+        self._tenants[ticket.tenant].of_precedence[ticket.precedence].defer(ticket)
 
     def first_urgent(self, tenant: str) -> T | None:
         """The earliest urgent call of a tenant; None if none waits."""
         mine = self._tenants.get(tenant)
         if mine is None:
             return None
-        urgent = (next(iter(one.tickets)) for (rank, _), one in mine.classes.items() if rank is Rank.URGENT)
+        urgent = (next(iter(one.tickets)) for key, one in mine.classes.items() if key[0] <= Rank.LATENCY)
         return min(urgent, key=lambda ticket: ticket.number, default=None)
+
+    def lets_pass(self, ticket: T) -> bool:
+        """Whether a small call, which waits here or has just come, goes before the others of its tenant."""
+        mine = self._tenants.get(ticket.tenant)
+        if mine is None:
+            return True
+        is_behind = ticket not in self._tickets and mine.of_precedence[Precedence.SMALL]
+        return not is_behind and mine.lets_pass(ticket)
+
+    def passed(self, ticket: T) -> None:
+        """A call has passed the line as it arrived."""
+        mine = self._tenants.get(ticket.tenant)
+        if mine is not None:
+            mine.passed(ticket)
 
     def earlier(self, tenant: str) -> None:
         """The virtual time of a tenant went back."""

@@ -12,10 +12,13 @@ from math import lcm
 from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
+from plait.policy.order import Kept, Rank, rank_of
 from plait.policy.scheduling.leaders import MOST_HELD, Leaders
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan, ready
 
 T = TypeVar("T")
+
+_OBJECTIVE = attrgetter("objective")
 
 GROUPS = 10
 """P, from Preble's section 3.3."""
@@ -121,10 +124,14 @@ class HitRatio:
 
 
 class HitRatioOrder:
-    """Puts waiting calls into the turns of their hit-ratio groups."""
+    """Puts waiting calls into the order of their ranks (`policy.order`), and within one into the turns of their
+    hit-ratio groups.
+    """
 
     def __init__(self) -> None:
         self._groups = HitRatioGroups()
+        self._kept = Kept()
+        self._ranks: Collection[Rank] = ()
         self._offered: list[tuple[int, LocalCall]] = []
 
     def settle(self, waiting: Sequence[LocalCall]) -> None:
@@ -134,11 +141,28 @@ class HitRatioOrder:
             for group, call in self._offered:
                 if id(call) not in still:
                     self._groups.charge(group)
+                    if self._ranks:
+                        self._kept.serve(rank_of(call.slo, call.objective), call.prompt_tokens, self._ranks)
             self._offered = []
 
     def turns(self, waiting: Sequence[LocalCall], facts: EngineFacts) -> Iterator[LocalCall]:
         """The calls in the order of admission."""
-        self._offered = []
+        self._offered, self._ranks = [], ()
+        if not any(map(_OBJECTIVE, waiting)):
+            yield from self._in_groups(waiting, facts)
+            return
+        by_rank: dict[Rank, list[LocalCall]] = {}
+        for call in waiting:
+            by_rank.setdefault(rank_of(call.slo, call.objective), []).append(call)
+        turns = {rank: self._in_groups(calls, facts) for rank, calls in by_rank.items()}
+        self._ranks = by_rank.keys()
+        first = self._kept.first({rank: calls[0].prompt_tokens for rank, calls in by_rank.items()})
+        yield from islice(turns[first], 1)
+        for rank in sorted(turns):
+            yield from turns[rank]
+
+    def _in_groups(self, waiting: Sequence[LocalCall], facts: EngineFacts) -> Iterator[LocalCall]:
+        """Calls of one rank."""
         queues: list[list[LocalCall]] = [[] for _ in range(GROUPS)]
         group, cached_tokens = self._groups.group, facts.cached_tokens
         ranked = False

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from plait.gateway.admission.backlog import Backlog, Waiting
 from plait.policy.admission.conversations import Conversations
 from plait.policy.admission.fair_shares import FairShares
-from plait.policy.admission.line import Rank
+from plait.policy.order import Rank
 from plait.policy.types import Call
 
 CALL = Call("c", "m", 100, 64, [])
 
 
-def waiting(tenant: str = "a", work_s: float = 1.0, rank: Rank = Rank.NORMAL, session: str = "") -> Waiting:
+def waiting(tenant: str = "a", work_s: float = 1.0, rank: Rank = Rank.PLAIN, session: str = "") -> Waiting:
     return Waiting(tenant, 100, CALL, rank=rank, work_s=work_s, session=session)
 
 

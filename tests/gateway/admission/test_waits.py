@@ -97,11 +97,11 @@ def test_a_call_that_passes_has_waited_for_its_turn() -> None:
     fleet = WaitingFleet("x", is_busy=True, urgent_first=True)
     fleet.enter(tokens=LONG)
     behind = fleet.enter(tokens=LONG)
-    first, second = (fleet.enter(tokens=LONG, ttft_s=60.0) for _ in range(2))
+    first, _, last = (fleet.enter(tokens=LONG, ttft_s=60.0) for _ in range(3))
     fleet.pass_time(2.0)
     fleet.first_byte(first)
-    assert (behind.is_sent, second.is_sent) == (False, True)
-    assert second.waited_for(inf) == {"turn": 2.0}
+    assert (behind.is_sent, last.is_sent) == (False, True)
+    assert last.waited_for(inf) == {"turn": 2.0}
 
 
 def test_a_session_that_is_held() -> None:

@@ -15,7 +15,7 @@ from plait.gateway.calls.answer_headers import LEAST_WAIT_S
 from plait.gateway.intake.agents import NOBODY, Agent
 from plait.gateway.store.event_log import Drawn
 from plait.gateway.timer import loop_time_s
-from plait.policy.admission.line import Rank
+from plait.policy.order import Rank
 from plait.policy.types import Objective
 from tests.gateway.calls.scripted_engines import (
     DONE,

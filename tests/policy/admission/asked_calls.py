@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from plait.policy.admission.fair_shares import FairShares
-from plait.policy.admission.line import Line, Rank
+from plait.policy.admission.line import Line
 from plait.policy.costs.prefill_queue import Precedence
+from plait.policy.order import Rank
 
 
 @dataclass(slots=True, eq=False)
@@ -17,7 +18,7 @@ class Asked:
 
     tenant: str
     tokens: int
-    rank: Rank = Rank.NORMAL
+    rank: Rank = Rank.PLAIN
     precedence: Precedence = Precedence.REST
     priority: int = 0
     number: int = 0
@@ -29,7 +30,7 @@ class Asked:
 
 
 def asked(
-    tenant: str = "a", tokens: int = 100, rank: Rank = Rank.NORMAL, *, cached: float = 0.0, prefill: float = 1.0
+    tenant: str = "a", tokens: int = 100, rank: Rank = Rank.PLAIN, *, cached: float = 0.0, prefill: float = 1.0
 ) -> Asked:
     """A call of which the part `prefill` is prefill."""
     work_s = tokens / 1000

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from plait.policy.admission.fair_shares import FairShares
-from plait.policy.admission.line import LOOKED_ANEW, LOOKED_AT, Line, Rank
+from plait.policy.admission.line import LOOKED_ANEW, LOOKED_AT, Line
+from plait.policy.order import KEPT, Rank
 from tests.policy.admission.asked_calls import Asked, asked, new_line, new_lines, taken, tenants
 
 # Within a tenant.
@@ -25,13 +26,13 @@ def test_one_tenant_is_served_first_come_first_served() -> None:
 
 
 def test_calls_with_a_ttft_go_first_and_calls_for_throughput_last() -> None:
-    ranks = [Rank.THROUGHPUT, Rank.NORMAL, Rank.URGENT, Rank.THROUGHPUT, Rank.URGENT, Rank.NORMAL]
+    ranks = [Rank.THROUGHPUT, Rank.PLAIN, Rank.LATENCY, Rank.THROUGHPUT, Rank.LATENCY, Rank.PLAIN]
     line = new_line(*(asked(tokens=10 + number, rank=rank) for number, rank in enumerate(ranks)))
     assert [call.tokens for call in taken(line, 6)] == [12, 14, 11, 15, 10, 13]
 
 
 def test_a_rank_counts_only_among_the_tenants_own_calls() -> None:
-    line = new_line(*(asked("a", rank=Rank.URGENT) for _ in range(9)), *(asked("b") for _ in range(9)))
+    line = new_line(*(asked("a", rank=Rank.LATENCY) for _ in range(9)), *(asked("b") for _ in range(9)))
     assert tenants(taken(line, 6)) == {"a": 3, "b": 3}
 
 
@@ -238,13 +239,17 @@ def test_the_shares_of_backlogged_tenants_are_their_weights(
 
 
 class Oracle:
-    """Start-time fair queueing by its definition: all virtual times, looked through at each step."""
+    """Start-time fair queueing by its definition: all virtual times, looked through at each step.
+
+    Of a tenant, the lowest rank goes first, but the others keep a tenth.
+    """
 
     def __init__(self, weights: dict[str, float]) -> None:
         self.weights = weights
         self.times = dict.fromkeys(weights, 0.0)
         self.lines = [list[Asked](), list[Asked](), list[Asked]()]
         self.latest = 0.0
+        self.owed = defaultdict[tuple[int, str], dict[Rank, float]](dict)
 
     def waits(self, tenant: str) -> bool:
         return any(call.tenant == tenant for calls in self.lines for call in calls)
@@ -274,11 +279,28 @@ class Oracle:
         least = min(self.times[call.tenant] for call in calls)
         found = list[Asked]()
         for tenant in {call.tenant for call in calls if self.times[call.tenant] == least}:
-            rank = min(call.rank for call in calls if call.tenant == tenant)
+            ranks = {call.rank: call.tokens for call in reversed(calls) if call.tenant == tenant}
+            owed = [rank for rank in ranks if self.owed[number, tenant].get(rank, 0.0) >= ranks[rank]]
+            rank = min(owed or ranks)
             of_class = [call for call in calls if (call.tenant, call.rank) == (tenant, rank)][:LOOKED_AT]
             groups = {min(9, int(10 * call.cached)): call for call in reversed(of_class)}
             found += groups.values()
         return found
+
+    def take(self, number: int, taken: Asked) -> None:
+        """A call of a line is sent."""
+        self.serve(taken.tenant, taken.tokens)
+        owed = self.owed[number, taken.tenant]
+        ranks = {call.rank for call in self.lines[number] if call.tenant == taken.tenant}
+        more = {rank: KEPT * taken.tokens * (rank > taken.rank) - taken.tokens * (rank is taken.rank) for rank in ranks}
+        self.owed[number, taken.tenant] = {rank: max(0.0, owed.get(rank, 0.0) + more[rank]) for rank in ranks}
+        self.leave(number, taken)
+
+    def leave(self, number: int, call: Asked) -> None:
+        """A call leaves a line. A tenant without calls there is owed nothing."""
+        self.lines[number].remove(call)
+        if all(one.tenant != call.tenant for one in self.lines[number]):
+            self.owed.pop((number, call.tenant), None)
 
 
 class Lines(RuleBasedStateMachine):
@@ -309,8 +331,7 @@ class Lines(RuleBasedStateMachine):
         for _ in range(min(times, len(self.oracle.lines[number]))):
             allowed, call = self.oracle.next(number), self.made[number].take()
             assert call in allowed
-            self.oracle.serve(call.tenant, call.tokens)
-            self.oracle.lines[number].remove(call)
+            self.oracle.take(number, call)
 
     @rule(tenant=st.sampled_from("abc"), tokens=st.integers(1, 500))
     def send_at_once(self, tenant: str, tokens: int) -> None:
@@ -321,7 +342,9 @@ class Lines(RuleBasedStateMachine):
     @rule(number=st.integers(0, 2), which=st.integers(0, 99))
     def remove(self, number: int, which: int) -> None:
         if calls := self.oracle.lines[number]:
-            self.made[number].remove(calls.pop(which % len(calls)))
+            call = calls[which % len(calls)]
+            self.made[number].remove(call)
+            self.oracle.leave(number, call)
 
     @rule(tenant=st.sampled_from("abc"), tokens=st.integers(-800, 400))
     def correct(self, tenant: str, tokens: int) -> None:
@@ -349,7 +372,7 @@ TestLines = Lines.TestCase
 def test_a_lower_priority_goes_first_in_its_class() -> None:
     line = Line[Asked](FairShares(), lambda _: 0.0)
     made = [Asked("a", 100, priority=priority) for priority in (1, 0, -1, 0)]
-    made.append(Asked("a", 100, Rank.URGENT, priority=9))
+    made.append(Asked("a", 100, Rank.LATENCY, priority=9))
     for ticket in made:
         line.push(ticket)
     line.check()

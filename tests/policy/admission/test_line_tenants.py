@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.policy.admission.line import Line, Rank
+from plait.policy.admission.line import Line
+from plait.policy.order import Rank
 from tests.policy.admission.asked_calls import Asked, asked, new_line, new_lines, taken, tenants
 
 # What a call passes.
@@ -146,7 +147,7 @@ def test_a_tenant_is_before_all_that_wait_only_if_it_is_further_behind() -> None
 
 def test_a_tenant_may_be_taken_before_its_turn_and_pays_for_it() -> None:
     shares, (line,) = new_lines(1)
-    calls = [asked("a"), asked("b", 300), asked("b", rank=Rank.URGENT), asked("a")]
+    calls = [asked("a"), asked("b", 300), asked("b", rank=Rank.LATENCY), asked("a")]
     for call in calls:
         line.push(call)
     assert [line.take("b"), line.take("b")] == [calls[2], calls[1]]

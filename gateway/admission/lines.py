@@ -96,7 +96,6 @@ class Lines:
         """Place a call, and send it if its engine has room and no call goes first. Raises as `Router.select` does."""
         router, asked = self._router, call.call
         self.room.active.came(call.tenant, now_s)
-        self.room.conversations.came(call.tenant, call.conversation, now_s)
         overtaken = self._overtaken(call, now_s) if router.waiting else NONE_OVERTAKEN
         placement = router.select(
             asked,
@@ -222,11 +221,7 @@ class Lines:
         """Take the call to send next out of the line; None if the engine has no room for any."""
         tenant = self._next_tenant(line, engine_id, now_s)
         if tenant is not None:
-            taken = self._small_first(line, tenant, now_s)
-            if taken is None:
-                taken = line.take(tenant)
-            else:
-                line.serve(taken)
+            taken = line.take(tenant)
             taken.wait_for_all(self._firsts.taken(engine_id, tenant))
             return taken
         call = self._passing(line, engine_id, now_s)
@@ -274,22 +269,6 @@ class Lines:
                             return call
                         line.look_later(call)
         return None
-
-    def _small_first(self, line: Line[Waiting], tenant: str, now_s: float) -> Waiting | None:
-        """The small call that goes first in a tenant's turn; None if none does."""
-        for call in line.first(tenant, Precedence.SMALL, PASSING):
-            if not line.lets_pass(call):
-                return None
-            if self._is_still(call, now_s):
-                return call
-            line.look_later(call)
-        return None
-
-    def _is_still(self, call: Waiting, now_s: float) -> bool:
-        """Whether a placed call's prompt has its precedence with what is cached, or computed before it, by now."""
-        assert call.booking is not None
-        engine = self._router.engines[call.engine_id]
-        return engine.view.precedence(call.call, engine.ready_tokens(call.booking, now_s), now_s) is call.precedence
 
     def _expected(self, call: Waiting, now_s: float) -> Precedence:
         """The precedence of a placed call's prompt, by the cached tokens that its placement expects."""

@@ -16,7 +16,7 @@ from plait.gateway.admission.lines import Lines
 from plait.gateway.admission.tenants import TenantLimits, TenantUse
 from plait.gateway.fleet.router import Router
 from plait.gateway.timed_events import At
-from plait.policy.admission.conversations import InTurn
+from plait.policy.admission.conversations import Conversations, InTurn
 from plait.policy.admission.fair_shares import FairShares
 
 DECODE_SHARE = 1 / 16
@@ -54,6 +54,7 @@ class Queue:
         self.held: dict[str, InTurn[Waiting]] = {}
         self.lines = Lines(router, at, shares, uses, ahead_s, on_sent=self._sent, on_failed=self._failed)
         self._shares = shares
+        self._conversations = Conversations()
         self._router = router
         self._limits = limits
         self._uses = uses
@@ -89,7 +90,7 @@ class Queue:
         backlog = self.backlogs.get(call.call.model)
         if backlog is None:
             engines = len(self._router.models.able(call.call.model))
-            backlog = self.backlogs[call.call.model] = Backlog(self._shares, self.lines.room.conversations, engines)
+            backlog = self.backlogs[call.call.model] = Backlog(self._shares, self._conversations, engines)
         call.prefill_s, decode_s = _predicted_s(self._router, call)
         call.work_s = call.prefill_s + decode_s
         call.find_rank()
@@ -151,7 +152,7 @@ class Queue:
         assert len(waiting) == sum(backlog.length for backlog in self.backlogs.values())
         for backlog in self.backlogs.values():
             backlog.check()
-        self.lines.room.conversations.check((call.tenant, call.conversation) for call in waiting)
+        self._conversations.check((call.tenant, call.conversation) for call in waiting)
         self.lines.check(call for call in waiting if call.booking is not None)
         placed = Counter(call.tenant for call in calls if call.booking is not None)
         assert all(self._uses[tenant].running == running for tenant, running in placed.items())

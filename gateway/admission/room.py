@@ -15,7 +15,6 @@ from typing import Final
 
 from plait.gateway.admission.waits import WaitReason
 from plait.policy.admission.arrivals import ArrivalRates
-from plait.policy.admission.conversations import Conversations
 from plait.policy.admission.fair_shares import ActiveTenants, FairShares
 from plait.policy.costs.engine_view import EngineView, sent_calls
 from plait.policy.costs.prefill_queue import Precedence, PrefillQueue
@@ -29,9 +28,7 @@ PROMISED_AHEAD_S: Final = 4.0
 """The same for prompts on time, which an engine with our scheduler serves in the order of their deadlines."""
 
 SHARED_AHEAD_S: Final = 0.25
-"""`AHEAD_S` while several tenants are active, or one conversation of a tenant crowds its others out: a new call
-has to wait for what the others have in the engine.
-"""
+"""`AHEAD_S` while several tenants are active: a new call has to wait for what the others have in the engine."""
 
 OWN_S: Final = 1.0
 """While several tenants are active, an engine is sent at most this many seconds of a tenant's prompts on time that are
@@ -52,15 +49,13 @@ no slot is free between waves. A call that takes a kept slot ends at a time of i
 class Room:
     """The room of all engines. `ahead_s` replaces `AHEAD_S`; infinite: no call waits for its engine.
 
-    `active` are the tenants with recent calls, and `conversations` those of each tenant. `sent` counts the sent calls
-    that have not ended, by engine and tenant.
+    `active` are the tenants with recent calls. `sent` counts the sent calls that have not ended, by engine and tenant.
     """
 
     def __init__(self, ahead_s: float, shares: FairShares) -> None:
         self._ahead_s = ahead_s
         self._shares = shares
         self.active = ActiveTenants(shares.weights)
-        self.conversations = Conversations()
         self.sent: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._arrivals: defaultdict[str, ArrivalRates] = defaultdict(ArrivalRates)  # by engine
         self._wanted: dict[str, tuple[float, dict[str, float]]] = {}  # by engine: (computed at, slots by tenant)
@@ -104,7 +99,7 @@ class Room:
         """
         if self._ahead_s == inf:
             return None
-        is_shared = self._is_shared(tenant, now_s)
+        is_shared = self.active.are_several(now_s)
         no_slot = self._no_slot(view, tenant, now_s, is_shared=is_shared)
         if no_slot is not None:
             return no_slot
@@ -128,7 +123,7 @@ class Room:
         """Whether the engine has room for a prompt that it serves last; `tenant` None: one without calls there."""
         if self._ahead_s == inf:
             return True
-        is_shared = self._is_shared(tenant, now_s)
+        is_shared = self.active.are_several(now_s)
         if self._no_slot(view, tenant, now_s, is_shared=is_shared) is not None:
             return False
         before_s = _all_s(view, now_s, is_shared=is_shared)
@@ -136,7 +131,7 @@ class Room:
 
     def due_s(self, view: EngineView, tenant: str, now_s: float, *, due_s: float = -inf) -> float:
         """When there may be room without a further event; infinite: not without one."""
-        is_shared, queue = self._is_shared(tenant, now_s), view.queue
+        is_shared, queue = self.active.are_several(now_s), view.queue
         queue.expire(now_s)
         queue.find_late(now_s)
         if self._no_slot(view, tenant, now_s, is_shared=is_shared) is not None:
@@ -156,12 +151,6 @@ class Room:
             return events_s
         left_s = view.slowness * share * (queue.most_progress_s - queue.progress_s(now_s))
         return min(now_s + over_s / (view.slowness * share) if over_s < left_s else inf, events_s)
-
-    def _is_shared(self, tenant: str | None, now_s: float) -> bool:
-        """Whether other tenants, or other conversations of the tenant, would wait for its prompts in an engine."""
-        if len(self.active.latest) > 1 and self.active.are_several(now_s):
-            return True
-        return tenant is not None and self.conversations.are_crowded(tenant, now_s)
 
     def _has_enough(self, view: EngineView, tenant: str, due_s: float) -> bool:
         """Whether the engine has enough of a tenant's prompts on time, for a further one with the deadline `due_s`.

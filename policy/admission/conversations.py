@@ -1,5 +1,4 @@
-"""The conversations of one tenant take turns while their calls wait (`InTurn`), and one may crowd the others out
-(`Conversations`).
+"""The conversations of one tenant take turns while their calls wait (`InTurn`). `Conversations` counts these calls.
 
 Turns are fair queueing by virtual time (Demers et al. 1989). The tokens of a conversation's sent calls advance its
 virtual time, and the conversation with the lowest time goes next. The present advances by each sent token over the
@@ -12,26 +11,11 @@ of arrival. All calls without a conversation are one conversation.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heapreplace
 from itertools import dropwhile
-from math import inf
 from typing import Final, Generic, Protocol, TypeVar
-
-ACTIVE_S: Final = 60.0
-"""A conversation is active for this long after its last call, as a tenant is."""
-
-MOST_ACTIVE: Final = 1_000
-"""The most active conversations of a tenant, the latest ones: a client may give each call a new name."""
-
-CROWD_CALLS: Final = 4
-"""Fewer waiting calls are no crowd: an agent has those of its subagents."""
-
-CROWD_SHARE: Final = 1.5
-"""A crowd has more than this many times an equal part of its tenant's waiting calls."""
-
-JUDGED_S: Final = 1.0
 
 
 class OfConversation(Protocol):
@@ -137,77 +121,33 @@ class InTurn(Generic[T]):
             self._times[name] = max(self._times.values()) + 1.0
 
 
-class TenantConversations:
-    """One tenant's conversations: the time of the `latest` call of each, the oldest first, and its `waiting` calls."""
-
-    __slots__ = ("is_crowded", "judged_s", "latest", "waiting")
-
-    def __init__(self) -> None:
-        self.latest: dict[str, float] = {}
-        self.waiting = Counter[str]()
-        self.is_crowded = False
-        self.judged_s = -inf
-
-    def forget(self, now_s: float) -> None:
-        """Forget conversations that are no longer active."""
-        latest = self.latest
-        while latest:
-            name = next(iter(latest))
-            if now_s - latest[name] <= ACTIVE_S and len(latest) <= MOST_ACTIVE:
-                return
-            del latest[name]
-
-    def judge(self, now_s: float) -> None:
-        """Decide whether one conversation crowds the others out."""
-        self.forget(now_s)
-        self.judged_s = now_s
-        most, several = max(self.waiting.values(), default=0), len(self.latest) > 1
-        share = self.waiting.total() / max(1, len(self.latest))
-        self.is_crowded = several and most >= CROWD_CALLS and most > CROWD_SHARE * share
-
-
 class Conversations:
-    """All tenants' active conversations, and how many calls of each wait."""
+    """How many calls of each conversation wait, by tenant."""
 
     def __init__(self) -> None:
-        self._tenants: dict[str, TenantConversations] = {}
-
-    def came(self, tenant: str, name: str, now_s: float) -> None:
-        """A call has arrived."""
-        mine = self._tenants.get(tenant)
-        if mine is None:
-            mine = self._tenants[tenant] = TenantConversations()
-        mine.latest.pop(name, None)
-        mine.latest[name] = now_s
-        mine.forget(now_s)
+        self._waiting: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     def waits(self, tenant: str, name: str) -> None:
-        self._tenants.setdefault(tenant, TenantConversations()).waiting[name] += 1
+        self._waiting[tenant][name] += 1
 
     def left(self, tenant: str, name: str) -> None:
         """A call no longer waits."""
-        waiting = self._tenants[tenant].waiting
+        waiting = self._waiting[tenant]
         waiting[name] -= 1
         if not waiting[name]:
             del waiting[name]
+        if not waiting:
+            del self._waiting[tenant]
 
     def largest(self, tenant: str) -> set[str]:
         """The tenant's conversations with the most waiting calls."""
-        waiting = self._tenants[tenant].waiting
+        waiting = self._waiting.get(tenant, Counter())
         most = max(waiting.values(), default=0)
         return {name for name, calls in waiting.items() if calls == most}
 
     def check(self, waiting: Iterable[tuple[str, str]]) -> None:
         """Assert the invariants, with the tenant and the conversation of each call that waits; for tests."""
-        found = Counter(waiting)
-        assert sum(mine.waiting.total() for mine in self._tenants.values()) == found.total()
-        assert all(self._tenants[tenant].waiting[name] == calls for (tenant, name), calls in found.items())
-
-    def are_crowded(self, tenant: str, now_s: float) -> bool:
-        """Whether one of a tenant's active conversations crowds the others out; decided once in `JUDGED_S`."""
-        mine = self._tenants.get(tenant)
-        if mine is None or len(mine.latest) < 2:
-            return False
-        if now_s - mine.judged_s >= JUDGED_S:
-            mine.judge(now_s)
-        return mine.is_crowded
+        found = defaultdict[str, Counter[str]](Counter)
+        for tenant, name in waiting:
+            found[tenant][name] += 1
+        assert self._waiting == found

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.gateway.admission.room import SHARED_AHEAD_S, Room
-from plait.policy.admission.conversations import CROWD_CALLS
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.prefill_queue import Prefill
@@ -192,18 +191,6 @@ def test_while_several_tenants_are_active_less_is_sent_ahead() -> None:
     assert shared.due_s(engine, "a", 0.0) == SHARED_AHEAD_S
     assert has(shared, engine, "abc", 0.26) == [True] * 3
     assert has(room_of("a"), engine, "a") == [True]
-
-
-def test_while_a_conversation_crowds_out_the_others_of_its_tenant_less_is_sent_ahead() -> None:
-    engine, crowded = new_engine(prefill(490)), room_of("a")  # 0.5 s
-    assert has(crowded, engine, "a") == [True]
-    for name in ("busy", "quiet"):
-        crowded.conversations.came("a", name, 0.0)
-    for _ in range(CROWD_CALLS):
-        crowded.conversations.waits("a", "busy")
-    assert has(crowded, engine, "a") == [False]
-    assert crowded.due_s(engine, "a", 0.0) == SHARED_AHEAD_S
-    assert has(crowded, engine, "b") == [True], "it has no crowd"
 
 
 def test_a_bound_that_is_shorter_already_stays() -> None:

@@ -9,7 +9,6 @@ import pytest
 from plait.backends.protocol.openai import ChatRequest
 from plait.gateway.admission.backlog import Waiting
 from plait.gateway.intake.agents import Agent, agent_of
-from plait.policy.admission.conversations import JUDGED_S
 from tests.gateway.admission.waiting_fleet import WaitingFleet
 
 AGENTS = 16
@@ -62,6 +61,4 @@ def test_the_run_that_crowds_others_out_loses_its_latest_call() -> None:
         fleet.enter(session=agent.name, run=agent.run)
     for number in range(3):
         fleet.enter(session=f"other-{number}")
-    conversations = fleet.admission._lines.room.conversations
-    assert conversations.largest("a") == {"run"}
-    assert conversations.are_crowded("a", fleet.now_s + JUDGED_S)
+    assert fleet.admission.queue._conversations.largest("a") == {"run"}

@@ -1,19 +1,11 @@
-"""Conversations of one tenant take turns, and one that crowds out the others is known."""
+"""Conversations of one tenant take turns, and those with most waiting calls are known."""
 
 from __future__ import annotations
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from plait.policy.admission.conversations import (
-    ACTIVE_S,
-    CROWD_CALLS,
-    JUDGED_S,
-    MOST_ACTIVE,
-    MOST_APART,
-    Conversations,
-    InTurn,
-)
+from plait.policy.admission.conversations import MOST_APART, Conversations, InTurn
 from tests.policy.admission.asked_calls import Asked, asked, new_line, taken
 
 
@@ -164,58 +156,24 @@ def test_the_order_is_that_of_the_oracle(events: list[tuple[str, str, int, int]]
         assert (len(queue), bool(queue)) == (len(oracle.calls), bool(oracle.calls))
 
 
-# Crowds.
-
-
-def conversations(now_s: float = 0.0, **waiting: int) -> Conversations:
-    """One tenant's, of which each is active, and so many calls wait."""
-    made = Conversations()
-    for name, calls in waiting.items():
-        made.came("t", name, now_s)
-        for _ in range(calls):
-            made.waits("t", name)
-    return made
-
-
-def test_one_that_has_far_more_than_its_share_waiting_is_a_crowd() -> None:
-    assert conversations(busy=20, quiet=1).are_crowded("t", JUDGED_S)
-    assert conversations(busy=20, other=20, quiet=0, calm=0, still=1).are_crowded("t", JUDGED_S)
-    assert not conversations(busy=20).are_crowded("t", JUDGED_S), "nobody else is there"
-    assert not conversations(one=20, two=20, three=18).are_crowded("t", JUDGED_S)
-    assert not conversations(busy=20, quiet=1).are_crowded("other", JUDGED_S)
-
-
-def test_agents_are_no_crowd() -> None:
-    agents = {f"agent{number}": number % 2 for number in range(30)}
-    assert not conversations(**agents, parent=CROWD_CALLS - 1).are_crowded("t", JUDGED_S)
-
-
-def test_a_crowd_is_judged_once_a_second_and_ends() -> None:
-    made = conversations(busy=CROWD_CALLS, quiet=0)
-    assert made.are_crowded("t", JUDGED_S)
-    made.left("t", "busy")
-    assert made.are_crowded("t", 1.9 * JUDGED_S)
-    assert not made.are_crowded("t", 2 * JUDGED_S)
-
-
-def test_a_minute_after_the_others_have_gone_one_is_alone() -> None:
-    made = conversations(busy=20, quiet=0)
-    made.came("t", "busy", ACTIVE_S)
-    assert made.are_crowded("t", ACTIVE_S)
-    made.came("t", "busy", 1.5 * ACTIVE_S)
-    assert not made.are_crowded("t", 1.5 * ACTIVE_S)
-
-
-def test_names_that_are_used_once_are_forgotten() -> None:
-    made = Conversations()
-    for number in range(MOST_ACTIVE + 500):
-        made.came("t", str(number), 0.0)
-        made.waits("t", str(number))
-        made.left("t", str(number))
-    made.check(())
-    assert len(made._tenants["t"].latest) == MOST_ACTIVE
+# What waits.
 
 
 def test_those_with_most_waiting_calls() -> None:
-    assert conversations(one=2, two=3, three=3, four=0).largest("t") == {"two", "three"}
-    assert conversations(one=0).largest("t") == set()
+    made = Conversations()
+    for name, calls in {"one": 2, "two": 3, "three": 3}.items():
+        for _ in range(calls):
+            made.waits("t", name)
+    assert made.largest("t") == {"two", "three"}
+    made.left("t", "two")
+    assert made.largest("t") == {"three"}
+    assert made.largest("other") == set()
+
+
+def test_names_without_waiting_calls_are_forgotten() -> None:
+    made = Conversations()
+    for number in range(9):
+        made.waits("t", str(number))
+        made.left("t", str(number))
+    made.check(())
+    assert made.largest("t") == set()

@@ -1,8 +1,8 @@
 """The `plait` command. A subcommand's modules are imported only when it runs.
 
-The gateway's dependencies come with the extra `gateway`. The environments of engines (`plait vllm`, `plait sglang`) and
-of programs with Plait's client do not have them. Slow modules are imported after the signal handlers are set, so that a
-signal during the imports ends the process.
+The gateway's dependencies come with the extra `gateway`, those of the commands that ask one with `cli`. The
+environments of engines (`plait vllm`, `plait sglang`) and of programs with Plait's client have neither. Slow modules
+are imported after the signal handlers are set, so that a signal during the imports ends the process.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ COMMANDS = {
     "completion": "print what a shell needs to complete these commands and their options",
 }
 """The commands and their help. Each is a module of `plait.gateway.commands` (with `_` for `-`)."""
+
+OF_CLI = frozenset(("status", "top", "drain", "explain", "completion"))
+"""Commands that run where no gateway does. The extra `cli` brings what they need."""
 
 RENAMED = {"live": "top"}
 """Former names of commands, each with the present name."""
@@ -102,21 +105,24 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     told = COMMANDS if "completion" in argv[:1] else argv[:1]
     for name, summary in (COMMANDS | LAUNCHERS).items():
         command = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-        if name in told:
-            module = _command(name, argv[0])
+        if name in told and (module := _command(name, is_asked=name == argv[0])):
             module.add_arguments(command)
             command.set_defaults(run=module.run, parser=parser)
     return parser.parse_args(argv)
 
 
-def _command(name: str, asked: str) -> ModuleType:
+def _command(name: str, *, is_asked: bool) -> ModuleType | None:
+    """A command's module; None where it cannot run. Raises ValueError if it is the one that was asked for."""
     try:
         return import_module(f"plait.gateway.commands.{name.replace('-', '_')}")
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing.partition(".")[0] in {"", "plait"}:
             raise
-        raise ValueError(f"{asked} needs {missing}, which is not installed: pip install 'plait[gateway]'") from error
+        if not is_asked:
+            return None
+        extra = "cli" if name in OF_CLI else "gateway"
+        raise ValueError(f"{name} needs {missing}, which is not installed: pip install 'plait[{extra}]'") from error
 
 
 if __name__ == "__main__":

@@ -6,20 +6,33 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
-from plait.gateway.cli import COMMANDS, main
+from plait.gateway.cli import COMMANDS, OF_CLI, main
 from tests.extras import distributions_of, modules_of
 
 BLOCKED = {module for name in distributions_of("gateway") for module in modules_of(name)}
 """What the extra brings, by the names of its imports."""
 
 
-def in_base(program: str) -> subprocess.CompletedProcess[str]:
-    """Run a program where the gateway's packages are not there."""
-    code = f"import sys; sys.modules.update(dict.fromkeys({sorted(BLOCKED)})); {program}"
+OF_OPERATORS = {module for name in distributions_of("cli") for module in modules_of(name)}
+"""What the extra `cli` brings of that."""
+
+ASKING = {
+    "status": ["http://127.0.0.1:1", "--key=k"],
+    "top": ["http://127.0.0.1:1", "--key=k"],
+    "drain": ["a", "--url=http://127.0.0.1:1", "--key=k"],
+    "explain": ["an-id", "--url=http://127.0.0.1:1", "--key=k"],
+}
+"""Commands of `cli` that ask a gateway, with arguments to ask one that is not there."""
+
+
+def in_base(program: str, brought: Collection[str] = ()) -> subprocess.CompletedProcess[str]:
+    """Run a program where the gateway's packages are not there, but for what is `brought`."""
+    code = f"import sys; sys.modules.update(dict.fromkeys({sorted(BLOCKED.difference(brought))})); {program}"
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
 
 
@@ -34,16 +47,25 @@ def test_a_command_of_the_gateway_says_what_to_install(command: str) -> None:
     assert (run.returncode, run.stdout) == (2, "")
     first, *more = run.stderr.splitlines()
     assert first.startswith(f"plait: {command} needs ")
-    assert first.endswith(", which is not installed: pip install 'plait[gateway]'")
+    extra = "cli" if command in OF_CLI else "gateway"
+    assert first.endswith(f", which is not installed: pip install 'plait[{extra}]'")
     assert not more
 
 
-def test_an_engine_is_drained_without_the_gateways_packages() -> None:
-    run = in_base(
-        "from plait.gateway.cli import main; sys.exit(main(['drain', 'a', '--key=k', '--url=http://127.0.0.1:1']))"
-    )
+@pytest.mark.parametrize("command", ASKING)
+def test_what_asks_a_gateway_needs_no_other_package_of_it(command: str) -> None:
+    run = in_base(f"from plait.gateway.cli import main; sys.exit(main({[command, *ASKING[command]]}))", OF_OPERATORS)
     assert (run.returncode, run.stdout) == (2, "")
-    assert "does not answer as a gateway does" in run.stderr
+    said = "top needs a terminal" if command == "top" else "does not answer as a gateway does"
+    assert said in run.stderr
+
+
+def test_without_the_gateway_a_shell_completes_what_can_run() -> None:
+    run = in_base("from plait.gateway.cli import main; sys.exit(main(['completion', 'bash']))", OF_OPERATORS)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "--dry-run" in run.stdout
+    assert "--workers" not in run.stdout
+    assert {*ASKING, "completion"} == OF_CLI
 
 
 @pytest.mark.parametrize("arguments", ["--help", "--version", "explain waiting"])

@@ -22,7 +22,6 @@ from pydantic import SecretStr
 
 from e2e.server_process import NO_TLS
 from e2e.servers import Fleet
-from e2e.test_semantic_client import run_blocks
 from examples.langchain_map_reduce import map_reduce
 from plait.client import Client, SemanticVariable, VariableFailedError
 from plait.client.langchain import Program, in_session, semantic
@@ -84,11 +83,6 @@ async def test_branches_side_by_side_and_one_that_fails(model: ChatOpenAI, clien
     assert both["b"].text.startswith(EMULATED)
     with pytest.raises(VariableFailedError, match="json"):
         Program(DRAFT | model | JsonOutputParser(), client).invoke({"topic": "hills"})
-
-
-def test_what_the_documentation_shows_works(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
-    run_blocks(fleet, "python langchain")
-    assert EMULATED in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("options", [[], ["--plain"]], ids=["program", "plain"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -355,19 +354,6 @@ def test_a_step_behind_what_fails_or_is_skipped_never_runs(session: Session) -> 
     taken = go_on.when(shorten(draft).equals("This is"))("the text of a function decides")
     assert taken.get().startswith(EMULATED)
     assert ran == []
-
-
-def run_blocks(fleet: Fleet, kind: str) -> None:
-    """Run the code blocks of a kind in docs/client.md, one after the other, as one program."""
-    text = (ROOT / "docs" / "client.md").read_text(encoding="utf-8")
-    blocks = re.findall(rf"^```{kind}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    program = "\n".join(blocks).replace("http://127.0.0.1:8000", fleet.gateway.url)
-    exec(compile(program, "docs/client.md", "exec"), {"__name__": "docs"})
-
-
-def test_what_the_documentation_shows_works(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
-    run_blocks(fleet, "python")
-    assert capsys.readouterr().out.count(EMULATED) >= 3
 
 
 @pytest.mark.parametrize(

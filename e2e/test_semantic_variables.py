@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any, cast
 
 import openai
@@ -307,22 +302,3 @@ async def test_nothing_is_left_of_a_session_that_was_deleted(team: Fleet, tenant
         await waiting
     assert refusal(caught.value) == (410, "session_ended")
     assert held() == before
-
-
-# The documentation's examples.
-
-DOCS = Path(__file__).parents[1] / "docs" / "semantic_variables.md"
-
-
-@pytest.mark.parametrize("language", ["python", "sh"])
-def test_the_examples_run(fleet: Fleet, tmp_path: Path, language: str) -> None:
-    if language == "sh" and not shutil.which("curl"):
-        pytest.skip("there is no curl here")
-    code = "".join(re.findall(rf"```{language}\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL))
-    script = tmp_path / "example"
-    script.write_text(code.replace("http://127.0.0.1:8000", fleet.gateway.url))
-    command = [sys.executable if language == "python" else "sh", str(script)]
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "This is emulated text." in done.stdout
-    assert '"error":{' not in done.stdout

@@ -117,7 +117,7 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
 
 def test_the_page_installs_no_file_of_the_service_that_others_may_read() -> None:
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    installed = [line.split() for line in page.splitlines() if line.startswith("    install ")]
+    installed = [line.split() for line in page.splitlines() if line.startswith("install ")]
     modes = {words[-1]: words[words.index("-m") + 1] for words in installed}
     (unit,) = [place for place in modes if place.startswith("/etc/systemd")]
     assert modes.pop(unit) == "644"

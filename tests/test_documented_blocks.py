@@ -1,7 +1,6 @@
-"""Every block of code in the pages is of a language that a test reads, and is right as far as that can be told here.
+"""README and docs: what can be told of a block of code without running it, also of those that need what is not here.
 
-Configurations: tests/test_documented_commands.py. Programs that run: e2e/test_readme.py, e2e/test_semantic_client.py,
-e2e/test_semantic_variables.py, e2e/test_documented_programs.py, tests/test_recipes.py. Diagrams: docs/site draws them.
+`make packages` runs the blocks (e2e/pages).
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import ast
 import json
 import re
 import shlex
-import sqlite3
 import tomllib
 from collections.abc import Iterator
 from importlib import import_module
@@ -21,13 +19,10 @@ from pathlib import Path
 import pytest
 
 from plait.gateway.cli import COMMANDS, LAUNCHERS, parse
-from plait.gateway.store.sqlite_schema import MIGRATIONS
-from plait.gateway.transforms import parse as parse_transform
-from tests.pages import PAGES, all_blocks, blocks, command_lines
+from tests.pages import PAGES, blocks, command_lines
 from tests.source_tree import ROOT
 from tests.test_monitoring import SELECTOR, labels_of_metrics
 
-READ = {"", "http", "ini", "js", "json", "mermaid", "nginx", "promql", "python", "sh", "text", "toml"}
 PROGRAMS = "\n".join(
     path.read_text(encoding="utf-8")
     for folder, kind in (("programs", "py"), ("node", "mjs"))
@@ -37,15 +32,13 @@ PROGRAMS = "\n".join(
 INLINE = re.compile(r"`(?P<command>(?:plait|python -m) [^`]+)`")
 OTHERS = {*LAUNCHERS, "sglang_router"}
 """Programs whose modules are not here: engines, and what a reader comes from."""
+MOST_LINES = 120
+"""The most lines of README."""
 PATH_OF_OURS = re.compile(r"\bplait(?:\.\w+){3,}")
 
 
 def named(pair: object) -> str:
     return getattr(pair, "name", "")
-
-
-def test_each_block_is_of_a_language_that_a_test_reads() -> None:
-    assert {block.language for block in all_blocks()} <= READ
 
 
 @pytest.mark.parametrize(("page", "text"), blocks("python"), ids=named)
@@ -89,14 +82,6 @@ def test_a_configuration_of_a_client_parses(page: Path, text: str) -> None:
     assert tomllib.loads(text)
 
 
-@pytest.mark.parametrize(("page", "text"), blocks("http"), ids=named)
-def test_a_header_is_one_that_is_taken(page: Path, text: str) -> None:
-    for line in text.splitlines():
-        name, _, value = line.partition(": ")
-        assert name == "plait-output"
-        assert parse_transform(re.sub(r"^\w+; transform=", "", value)) is not None
-
-
 @pytest.mark.parametrize(("page", "text"), blocks("nginx"), ids=named)
 def test_nginx_statements_end(page: Path, text: str) -> None:
     statements = re.sub(r"\w+ \w+ \{((?:[^{};]+;)+)\s*\}", "", text)
@@ -116,34 +101,8 @@ def test_a_query_asks_for_metrics_and_labels_that_there_are(page: Path, text: st
         assert set(re.findall(r"(\w+)\s*[=!]", matchers)) <= labels[name] | buckets
 
 
-def test_events_and_answers_in_the_pages_are_json() -> None:
-    lines = [line.removeprefix("data: ") for _, text in blocks("text") for line in text.splitlines()]
-    found = [line for line in lines if line.startswith("{")]
-    assert len(found) > 5
-    assert all(json.loads(line) for line in found)
-
-
-def statements(text: str) -> list[str]:
-    """The SQL of the `sqlite3` commands of a block."""
-    words = shlex.split(text)
-    return [words[at + 2] for at, word in enumerate(words) if word == "sqlite3"]
-
-
-def test_sql_runs_on_the_tables_of_a_store() -> None:
-    found = [one for _, text in blocks("sh") if "sqlite3" in text for one in statements(text)]
-    assert found
-    database = sqlite3.connect(":memory:")
-    for migration in MIGRATIONS:
-        migration(database)
-    for one in found:
-        database.executescript(one)
-    database.close()
-
-
-@pytest.mark.parametrize(("page", "text"), blocks("sh"), ids=named)
-def test_a_body_that_curl_sends_is_json(page: Path, text: str) -> None:
-    words = shlex.split(text)
-    assert all(json.loads(words[at + 1]) for at, word in enumerate(words) if word == "-d")
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= MOST_LINES
 
 
 def options_of(command: str) -> set[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
 import subprocess
 import time
 from collections import Counter
@@ -21,6 +20,7 @@ from e2e.ports import free_port
 from e2e.sdk import asking
 from e2e.server_process import NO_TLS, Server, eventually
 from e2e.servers import Launcher
+from tests.pages import blocks
 from tests.test_monitoring import ZERO
 from tests.waiting import WITHIN_S
 
@@ -239,8 +239,7 @@ def test_promtool_takes_the_configuration_and_the_metrics(binary: Path, gateways
 
 
 def test_promtool_takes_the_queries_of_the_pages(binary: Path, tmp_path: Path) -> None:
-    pages = Path(__file__).parents[2].glob("docs/*.md")
-    found = [one for page in pages for one in re.findall(r"(?ms)^```promql\n(.*?)^```$", page.read_text())]
+    found = [text for _, text in blocks("promql")]
     assert found
     rules = [{"record": f"query_{number}", "expr": query} for number, query in enumerate(found)]
     file = tmp_path / "queries.json"  # JSON is YAML

@@ -30,7 +30,7 @@ PROGRAMS = "\n".join(
 )
 """What `make e2e-clients` runs, in the environments of the clients."""
 INLINE = re.compile(r"`(?P<command>(?:plait|python -m) [^`]+)`")
-OTHERS = {*LAUNCHERS, "sglang_router"}
+OTHERS = {*LAUNCHERS, "dynamo", "sglang_router"}
 """Programs whose modules are not here: engines, and what a reader comes from."""
 MOST_LINES = 120
 """The most lines of README."""

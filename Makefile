@@ -182,11 +182,11 @@ dist: setup $(TWINE)
 	$(BIN)/python -m hatchling build
 	$(TWINE) check --strict dist/*
 
-# The archives, and what a program needs that calls a gateway.
+# The archives, what a program needs that calls a gateway, and the pages' blocks with what their pages install.
 packages: dist
 	$(BIN)/python -m pytest e2e/release
 
-# A release, checked: each kind of installation in a new environment, the adapter in vLLM's.
+# A release, checked: each kind of installation in a new environment, also those of the pages, the adapter in vLLM's.
 release: dist
 	$(BIN)/python -m e2e.vllm.environment
 	PLAIT_NIGHTLY=1 $(BIN)/python -m pytest e2e/release

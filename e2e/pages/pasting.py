@@ -44,8 +44,8 @@ NEEDS: Final[Mapping[str, str]] = {
 }
 """What a block may need, by the word on its fence."""
 
-SHOWN: Final = {"mermaid", "text"}
-"""Languages of what is there to be read: diagrams, which `make site` draws, and what programs print."""
+DRAWN: Final = "mermaid"
+"""The language of diagrams, which `make site` draws."""
 
 LIKE_A_READER: Final = """
 import json, sys
@@ -146,9 +146,9 @@ class PastedPage:
             self._configurations.append((block, self.told))
         elif block.language == "http":
             self._send_header(block)
-        elif block.language == "text":
+        elif block.language in {"json", "text"}:
             self._compare(block)
-        elif block.language not in SHOWN:
+        elif block.language != DRAWN:
             raise PageFailedError(block, f"nothing runs {block.language or 'a block without a language'}: {NEEDS}")
 
     @property
@@ -214,20 +214,18 @@ class PastedPage:
             raise PageFailedError(block, answer.text)
 
     def _compare(self, block: Block) -> None:
-        """JSON that a page shows is JSON. Behind commands that print one object, it has the fields of that."""
+        """JSON that a page shows is JSON. Behind commands that print one object, it has the fields of that.
+
+        Other text is what programs print; examples of transforms are in tests/gateway/transforms/test_docs.py.
+        """
         lines = [line.removeprefix("data: ") for line in block.text.splitlines()]
-        for line in lines:
-            if line.startswith("{"):
-                try:
-                    json.loads(line)
-                except ValueError as error:
-                    raise PageFailedError(block, f"{error}: {line}") from error
+        shown = [block.text] if block.language == "json" else [line for line in lines if line.startswith("{")]
         said, self._said = self._said, ""
-        if (
-            said.startswith("{")
-            and block.text.startswith("{")
-            and json.loads(said).keys() != json.loads(lines[0]).keys()
-        ):
+        try:
+            objects = [json.loads(one) for one in shown]
+        except ValueError as error:
+            raise PageFailedError(block, str(error)) from error
+        if said.startswith("{") and lines[0].startswith("{") and json.loads(said).keys() != objects[0].keys():
             raise PageFailedError(block, f"the answer is {said}")
 
     def _end_python(self) -> None:

@@ -48,6 +48,7 @@ def test_each_block_of_a_page_runs(page: Path, site: Site, tmp_path: Path) -> No
         ("toml", "", "[server]\nports = 8000\n"),
         ("http", "", "plait-output: code; transform=jsn\n"),
         ("text", "", "data: {'a': 1}\n"),
+        ("json", "", '{"a": 1,}\n'),
         ("sh", "checkout", "make demos\n"),
     ],
 )

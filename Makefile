@@ -217,7 +217,7 @@ weight: setup
 PARTS := test-3.12 test-3.13 properties coverage-policy coverage-backends coverage-gateway soak oncall-engines silent-workers \
 	costly-requests oncall-calls oncall-gateways oncall-quiet killed-gateways killed-responses damaged-stores postgresql-outages \
 	benchmark-tools generated-requests conversations vllm-1 vllm-2 vllm-3 vllm-metagpt vllm-oldest vllm-versions sglang-1 sglang-2 sglang-3 \
-	sglang-versions llamacpp release exact-tokens $(addprefix mission-,agents promises tenants programs prefixes preble \
+	sglang-versions llamacpp release pages exact-tokens $(addprefix mission-,agents promises tenants programs prefixes preble \
 	scheduler documents gateways unnamed ranks comparison estimates windows) margins tiers as-run vllm-estimates vllm-estimates-placed sglang-estimates
 
 # All of them, or `make nightly PARTS="soak release"`.
@@ -308,7 +308,12 @@ nightly-sglang-versions: e2e-sglang-versions
 
 nightly-llamacpp: e2e-llamacpp
 
-nightly-release: release
+nightly-release: dist
+	$(BIN)/python -m e2e.vllm.environment
+	$(BIN)/python -m pytest e2e/release --ignore e2e/release/test_pages.py
+
+nightly-pages: dist
+	$(BIN)/python -m pytest e2e/release/test_pages.py
 
 nightly-exact-tokens: setup
 	$(BIN)/python -m benchmarks exact_tokens --prompts 300000

@@ -280,7 +280,7 @@ nightly-generated-requests: clients-environment
 	$(BIN)/python -m pytest e2e/clients/test_openapi.py -m nightly -n 2
 
 nightly-conversations: clients-environment
-	$(BIN)/python -m pytest e2e/clients/test_conversations.py -m nightly -n 2
+	$(BIN)/python -m pytest e2e/clients/test_conversations.py e2e/clients/test_page.py -m nightly -n 2
 
 nightly-vllm-1 nightly-vllm-2 nightly-vllm-3: nightly-vllm-%: vllm-environment
 	$(VLLM) $(REAL_$*)

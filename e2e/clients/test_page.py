@@ -20,6 +20,8 @@ PROGRAMS = [
 ]
 """`make packages` runs those that need no client."""
 
+pytestmark = pytest.mark.nightly
+
 
 def has_imports(python: Path, program: str) -> bool:
     """Whether an environment has the packages that a program imports."""

@@ -33,7 +33,7 @@ from tests.waiting import WITHIN_S
 
 NEEDS: Final[Mapping[str, str]] = {
     "checkout": "the developers' environment, and minutes: its commands are there, with their options",
-    "client": "a released client: `make e2e-clients` runs each",
+    "client": "a released client, in its environment: e2e/clients/test_page.py and test_agents.py",
     "docker": "Docker Compose",
     "engines": "vLLM or SGLang in an environment of its own: `make e2e-vllm`, `make e2e-sglang`",
     "gpu": "a GPU, and what `python -m benchmarks gpu_archive` writes",

@@ -34,18 +34,22 @@ def told_by(command: str, before: Told) -> Told:
 class ToldEnvironments:
     """Environments below `folder`, each made once. In `make nightly` pip installs them, from an index.
 
-    Otherwise they are links to what is installed here, so that one takes a tenth of a second: what a page does not tell
-    to install is not there in either.
+    Otherwise they are links to what is installed here and to the unpacked wheel, so that one takes a tenth of a second.
+    What a page does not tell to install is in neither.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._plait = folder / "wheel"
         self._made: dict[Told, NewEnvironment] = {}
+        with ZipFile(WHEEL) as wheel:
+            wheel.extractall(self._plait)
 
     def __getitem__(self, told: Told) -> NewEnvironment:
         if told not in self._made:
             folder = self._folder / f"environment-{len(self._made)}"
-            self._made[told] = _installed(folder, told) if "PLAIT_NIGHTLY" in os.environ else _linked(folder, told)
+            is_installed = "PLAIT_NIGHTLY" in os.environ
+            self._made[told] = _installed(folder, told) if is_installed else _linked(folder, told, self._plait)
         return self._made[told]
 
 
@@ -56,11 +60,11 @@ def _installed(folder: Path, told: Told) -> NewEnvironment:
     return environment
 
 
-def _linked(folder: Path, told: Told) -> NewEnvironment:
+def _linked(folder: Path, told: Told, plait: Path) -> NewEnvironment:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", "--symlinks", str(folder)], check=True)
     environment = NewEnvironment(folder)
-    with ZipFile(WHEEL) as wheel:
-        wheel.extractall(environment.site)
+    for entry in plait.iterdir():
+        (environment.site / entry.name).symlink_to(entry)
     environment.plait.write_text(LAUNCHER.format(python=environment.python))
     environment.plait.chmod(0o755)
     for found in _closure(environment.site, told):

@@ -73,6 +73,10 @@ for migration in MIGRATIONS:
     migration(database)
 database.commit()
 """
+
+SQLITE: Final = "#!{python}\nimport sqlite3, sys\nsqlite3.connect(sys.argv[1]).executescript(sys.argv[2])\n"
+"""SQLite's program, where it is not installed."""
+
 ENGINES: Final = '\n[[engines]]\nurl = "http://10.0.0.11:8000"\nname = "engine-1"\n'
 """What completes a part of a configuration."""
 
@@ -82,7 +86,8 @@ GATEWAY: Final = "127.0.0.1:8000"
 """Where README's gateway is."""
 HOST: Final = re.compile(r"10\.0\.0\.1(?P<number>[1-4]):(?:8000|30000)")
 """An engine of the pages."""
-SERVERS: Final = ("plait serve ", "plait demo")
+DEMO: Final = "plait demo"
+"""Runs already: README's first block has started it for all pages."""
 
 
 class PageFailedError(AssertionError):
@@ -161,15 +166,18 @@ class PastedPage:
         if block.needs == "checkout":
             for command in _commands(block.text):
                 _look_up(block, command)
-        elif block.needs == "store" and shutil.which("sqlite3"):
-            store = self.folder / "store.db"
+        elif block.needs == "store":
+            store, program = self.folder / "store.db", self._environment.folder / "bin" / "sqlite3"
+            if not shutil.which("sqlite3"):
+                program.write_text(SQLITE.format(python=self._environment.python))
+                program.chmod(0o755)
             self._finished([self._environment.python, "-I", "-c", EMPTY_STORE, store], block)
             self._bash(block, block.text.replace("PATH", str(store)))
 
     def _run_commands(self, block: Block) -> None:
-        """Commands that install and start servers are known by their beginning; all others are the shell's."""
+        """Run what installs and what starts servers; a block without these is the shell's."""
         commands = _commands(block.text)
-        if not any(command.startswith(("pip install ", *SERVERS)) for command in commands):
+        if not any(command == DEMO or command.startswith(("pip install ", "plait serve ")) for command in commands):
             self._said = self._bash(block, self.site.here(block.text))
             return
         for command in commands:
@@ -178,8 +186,8 @@ class PastedPage:
             elif command.startswith("plait serve "):
                 if self.site.starts_servers or block.page.name == "README.md":
                     self._serve(block, command)
-            elif not command.startswith("plait demo"):  # the demo of all pages runs
-                raise PageFailedError(block, f"commands before and after a server or an installation: {command}")
+            elif command != DEMO:
+                raise PageFailedError(block, f"give a block of its own to `{command}`")
 
     def _bash(self, block: Block, text: str) -> str:
         """What a script prints. It may print no error, neither on stderr nor in JSON."""
@@ -288,9 +296,9 @@ def _ask(
 
 
 def _commands(text: str) -> list[str]:
-    """The lines of a block for a shell, without those of comments alone."""
+    """The lines of a block for a shell, without comments."""
     lines = text.replace("\\\n", " ").splitlines()
-    return [line for line in lines if line.strip() and not line.startswith("#")]
+    return [command for line in lines if (command := re.sub(r"(^| +)#.*", "", line).strip())]
 
 
 def _look_up(block: Block, command: str) -> None:

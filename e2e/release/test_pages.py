@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from e2e.demo import demo, refused
-from e2e.pages.pasting import NEEDS, PageFailedError, PastedPage, Site
+from e2e.pages.pasting import DEMO, NEEDS, PageFailedError, PastedPage, Site
 from e2e.pages.told_environments import ToldEnvironments, told_by
 from e2e.ports import free_ports
 from e2e.server_process import eventually
@@ -24,7 +24,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """README's first block: what it installs, and the demo that it starts."""
     install, start = blocks_of(README)[0].text.splitlines()
     environments, told = ToldEnvironments(tmp_path_factory.mktemp("environments")), told_by(install, frozenset())
-    assert start.partition("#")[0].strip() == "plait demo"
+    assert start.partition("#")[0].strip() == DEMO
     port, engine_port, *_ = free_ports(5)
     folder = tmp_path_factory.mktemp("demo")
     with demo(port, engine_port, plait=environments[told].plait, folder=folder) as process:
@@ -44,6 +44,8 @@ def test_each_block_of_a_page_runs(page: Path, site: Site, tmp_path: Path) -> No
         ("sh", "a cluster", "kubectl get pods\n"),
         ("yaml", "", "engines: 2\n"),
         ("", "", "plait serve\n"),
+        ("sh", "", "plait demo\nplait status\n"),
+        ("sh", "", "plait demo --compares\n"),
         ("python", "", "import transformers\n"),
         ("toml", "", "[server]\nports = 8000\n"),
         ("http", "", "plait-output: code; transform=jsn\n"),

@@ -190,7 +190,7 @@ class PastedPage:
                 raise PageFailedError(block, f"give a block of its own to `{command}`")
 
     def _bash(self, block: Block, text: str) -> str:
-        """What a script prints. It may print no error, neither on stderr nor in JSON."""
+        """What a script prints: no error, neither on stderr nor in JSON."""
         said = self._finished(["bash", "-euo", "pipefail", "-c", text], block)
         if re.search(r'"error":\s*\{', said):
             raise PageFailedError(block, said)
@@ -233,8 +233,10 @@ class PastedPage:
             objects = [json.loads(one) for one in shown]
         except ValueError as error:
             raise PageFailedError(block, str(error)) from error
-        if said.startswith("{") and lines[0].startswith("{") and json.loads(said).keys() != objects[0].keys():
-            raise PageFailedError(block, f"the answer is {said}")
+        if said.startswith("{") and lines[0].startswith("{"):
+            answer, end = json.JSONDecoder().raw_decode(said)
+            if not said[end:].strip() and answer.keys() != objects[0].keys():
+                raise PageFailedError(block, f"the answer is {said}")
 
     def _end_python(self) -> None:
         if not self._python:

@@ -105,6 +105,12 @@ def count_ranks(dialect: Dialect, text: Body) -> int:
     return len(_by_rank(dialect, text))
 
 
+def read_total(dialect: Dialect, text: Body) -> float:
+    """The sum of the counters among the row's samples, over all ranks. A server that runs on never lowers it."""
+    samples = _samples(dialect).finditer(text)
+    return sum(float(sample["value"]) for sample in samples if sample["name"].endswith((b"_total", b"_count")))
+
+
 def _by_rank(dialect: Dialect, text: Body) -> dict[int, defaultdict[Figure, float]]:
     """The figures of each rank that the metrics name, in ascending order; -1 where they name none."""
     if not dialect.figures:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from plait.gateway.app import Gateway
 from plait.gateway.calls.model_tokenizers import ModelTokenizers
@@ -175,10 +175,11 @@ async def _probed(gateway: Gateway, within_s: float) -> list[FleetEngine]:
     Returns the engines, with those that the gateway has found by DNS.
     """
     engines, awaited = gateway.router.engines, gateway.tokenizers.awaited
+    looked_at = gateway.router.comparisons.looked_at
     async with gateway.running():
         try:
             async with asyncio.timeout(within_s):
-                while not (engines and all(map(_has_said, engines.values()))):  # noqa: ASYNC110
+                while not (engines and all(_has_said(engine, looked_at) for engine in engines.values())):  # noqa: ASYNC110
                     await asyncio.sleep(LOOK_S)
                 while any(one.problem is None for one in awaited.values()):  # noqa: ASYNC110
                     await asyncio.sleep(LOOK_S)
@@ -193,14 +194,16 @@ def _base_models(gateway: Gateway) -> list[str]:
     return sorted({model.name for model in gateway.config.models} | {models.base(name) for name in models.names})
 
 
-def _has_said(engine: FleetEngine) -> bool:
+def _has_said(engine: FleetEngine, looked_at: Collection[str]) -> bool:
     """Whether the probe of an engine is over.
 
-    The probe is over if the engine is down. With an adapter, the probe is over once the reported tokenizer has been
-    compared with the gateway's. Without an adapter, the probe is over once the ids of `/tokenize` have been compared.
+    The probe is over if the engine is down. Else a load balancer was looked for, and with an adapter the reported
+    tokenizer was compared with the gateway's; without one, the ids of `/tokenize` were.
     """
     if engine.health.state is not HealthState.UP:
         return engine.health.state is HealthState.DOWN
+    if engine.address not in looked_at:
+        return False
     if engine.cache.kind is None:
         return engine.cache.reports is False and engine.compared
     return engine.cache.agreement is not UNKNOWN

@@ -25,9 +25,15 @@ HINTS: Final[Mapping[str, str]] = {
     "context": "leave max_context_tokens out of [[models]]: the engine says what it takes",
     "cache": "a cache salt that does not reach the engine, a LoRA adapter behind the same name, or windows in layers",
     "estimate": "the gateway predicts by what it has seen; with Plait's adapter, the engine reports its cache",
+    "address": "on Kubernetes, a headless service; see docs/engines.md",
     "process": "remove one of the two from [[engines]], or from the name of [[services]]",
     "count": "the gateway's chat template or tokenizer is not the engine's: see tokenizer in [[models]]",
 }
+
+SEVERAL: Final = (
+    "several engines answer at its address, as behind a load balancer: list each of them in [[engines]], or in "
+    "[[services]] a name that DNS resolves to all of them"
+)
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +44,8 @@ class Comparisons:
     def __init__(self, engines: Mapping[str, FleetEngine], addresses: Mapping[str, Sequence[FleetEngine]]) -> None:
         self._engines = engines
         self._addresses = addresses
+        self.looked_at = set[str]()
+        """The addresses that were asked over several connections."""
 
     def is_due(self, address: str) -> bool:
         """Whether the tokenizer of an address without reports has not been compared yet."""
@@ -53,6 +61,12 @@ class Comparisons:
         """The address has listed the contexts of its models."""
         for engine in self._addresses[address]:
             note(engine, "context", context_mismatch(said, configured))
+
+    def looked(self, address: str, *, several: bool | None) -> None:
+        """The address was asked over several connections, and several engines answered; None: not known."""
+        self.looked_at.add(address)
+        for engine in self._addresses[address] if several is not None else ():
+            note(engine, "address", SEVERAL if several else None)
 
     def answer(self, booking: Booking, usage: CallUsage, now_s: float) -> None:
         """The engine has counted the tokens of an answered call."""

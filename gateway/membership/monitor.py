@@ -1,6 +1,6 @@
 """Keeps the router informed of its engines: which models they serve, what their caches have, whether they answer.
 
-What answers at one address has three tasks:
+What answers at one address has four tasks:
 
 - `_watch` probes it (`/v1/models`). While probes succeed, it long-polls the cache-state report, which also shows that
   the engine is alive. An engine without reports is probed periodically, and its cache is estimated. A server with
@@ -8,6 +8,7 @@ What answers at one address has three tasks:
 - `_read_again` reads the models of a reporting engine each `MODELS_INTERVAL_S`, because it may have loaded an adapter;
   at once if the engine has refused a call for a model that it had listed.
 - `follow_stock_engine` reads the kind and the counters of an engine without Plait's adapter.
+- `watch_address` finds a load balancer over several engines.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.health import NOT_THERE, HealthChange, Offer
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.tokenizer_agreement import TokenizerAgreements
+from plait.gateway.membership.balanced_address import watch_address
 from plait.gateway.membership.engine_openapi import OpenApi, read_openapi
 from plait.gateway.membership.engine_requests import (
     FAILURES,
@@ -140,6 +142,7 @@ class Monitor:
         self._supervisor.start(f"models:{engine.name}", partial(self._read_again, engine))
         follow = partial(follow_stock_engine, self._router, engine, self._upstream)
         self._supervisor.start(f"counts:{engine.name}", follow)
+        self._supervisor.start(f"address:{engine.name}", partial(watch_address, self._router, engine, self._upstream))
         self._follow_ranks(engine)
 
     def _follow_ranks(self, engine: EngineConfig) -> None:
@@ -152,6 +155,7 @@ class Monitor:
         self._supervisor.cancel(f"monitor:{engine_id}")
         self._supervisor.cancel(f"models:{engine_id}")
         self._supervisor.cancel(f"counts:{engine_id}")
+        self._supervisor.cancel(f"address:{engine_id}")
         self._supervisor.cancel(f"ranks:{engine_id}")
         self._told.pop(engine_id, None)
         self._hints.pop(engine_id, None)

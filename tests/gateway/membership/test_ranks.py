@@ -13,6 +13,7 @@ import httpx
 import msgspec
 import pytest
 
+import plait.gateway.membership.balanced_address
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.app import Gateway
 from plait.gateway.config.file import ConfigError, parse_config
@@ -108,6 +109,7 @@ async def test_a_stock_server_tells_its_ranks_before_it_takes_calls(
 
 
 async def test_each_rank_has_its_counts_from_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plait.gateway.membership.balanced_address, "CONNECTIONS", 0)
     server = Server(3)
     async with serving(monkeypatch, server) as gateway:
         await until(lambda: bool(up(gateway)))

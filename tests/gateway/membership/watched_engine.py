@@ -46,6 +46,8 @@ class FakeEngine:
         self.missed: list[httpx.Request] = []
 
     async def answer(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path == "/base/cache_state" and request.url.params["wait_ms"] == "0":
+            return httpx.Response(401, request=request)  # to a look for a load balancer
         self.requests.append(request)
         self._fail_if_gone(request, httpx.ConnectError("refused", request=request))
         if self.closes_at_once:

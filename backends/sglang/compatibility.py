@@ -104,7 +104,7 @@ _CHUNKS: Final = Names(
 REQUIRED: Final = RequiredNames(
     engine="SGLang",
     package="sglang",
-    without_plait="Start SGLang without Plait (SGLANG_PLUGINS=none)",
+    without_plait="Start SGLang without Plait (python -m sglang.launch_server)",
     reports=_REPORTS,
     order=_ORDER,
     chunks=_CHUNKS,

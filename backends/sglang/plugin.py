@@ -1,5 +1,7 @@
 """SGLang's entry point into Plait: SGLang calls `register` in each process that it starts.
 
+A server gets the plugin if its environment has settings for it, as `plait sglang` gives it. Any other server of an
+environment with Plait, such as one in which Plait's client is used, runs as if Plait were not there.
 If `register` raises, SGLang logs the error and goes on without the plugin. The API server's hook is registered first,
 so that `/cache_state` can then report the error.
 """
@@ -7,12 +9,13 @@ so that `/cache_state` can then report the error.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 from functools import partial
 from typing import Any, Final
 
 from plait.backends.adapter.required_names import load
-from plait.backends.adapter.scheduler_settings import read_settings
+from plait.backends.adapter.scheduler_settings import VARIABLE, read_settings
 from plait.backends.sglang.channel import NewsReceiver
 from plait.backends.sglang.compatibility import REQUIRED, rank_count
 
@@ -23,6 +26,8 @@ KV_CACHE: Final = "sglang.srt.mem_cache.kv_cache_builder.build_kv_cache"
 
 def register() -> None:
     """Register the hooks for this process. Raises UnsupportedEngineError or SettingsError."""
+    if VARIABLE not in os.environ:
+        return
     is_api_server = multiprocessing.parent_process() is None
     if is_api_server:
         news = NewsReceiver()

@@ -171,7 +171,7 @@ def _check_options(scheduler: Any, stock: Any, tier: Tier) -> None:
     if found:
         raise UnsupportedEngineError(
             f"Plait does not support {'; '.join(found)}. Start SGLang without it, or without Plait "
-            "(SGLANG_PLUGINS=none)."
+            "(python -m sglang.launch_server)."
         )
 
 

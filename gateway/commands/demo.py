@@ -74,6 +74,8 @@ HINT = """ none so far. From another terminal:
  or start with `plait demo --load`, which sends calls by itself.
 """
 
+LATE = "this machine is too slow or too busy for the whole load: fewer calls are sent"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=port, default=8000, help="the gateway's port (default: %(default)s)")
@@ -168,19 +170,25 @@ def run_demo(plan: FleetPlan, *, load_per_s: float | None) -> None:
     stop, on_screen = threading.Event(), has_screen()
     signal.signal(signal.SIGTERM, lambda _signal, _frame: stop.set())
     plan = replace(plan, admin_key=secrets.token_urlsafe(12), log_level="warning" if on_screen else "info")
+    screen = Screen(f"{plan.url}/#key={plan.admin_key}", HINT.format(url=plan.url, model=plan.model))
+
+    def say_late() -> None:
+        if on_screen:
+            screen.title = f"{screen.title}  {LATE}"
+        else:
+            print(LATE, flush=True)
+
     try:
         with (
             _stderr_of_servers(beside_screen=on_screen) as stderr,
             running_fleet(plan, stderr),
-            running_load(plan.url, plan.model, load_per_s),
+            running_load(plan.url, plan.model, load_per_s, on_late=say_late),
         ):
             said = INVITATION.format(
                 url=plan.url, engines=plan.engines, profile=plan.profile, model=plan.model, key=plan.admin_key
             )
             print(said, flush=True)
             if on_screen:
-                hint = HINT.format(url=plan.url, model=plan.model)
-                screen = Screen(f"{plan.url}/#key={plan.admin_key}", hint)
                 follow(AskedGateway(plan.url, plan.admin_key), stop, screen)
             stop.wait()
     except KeyboardInterrupt:

@@ -92,7 +92,7 @@ class Screen:
     """
 
     def __init__(self, title: str, hint: str = " none so far") -> None:
-        self._title = title
+        self.title = title
         self._hint = hint
         self._status: Json | None = None
         self._fleet: Json | None = None
@@ -167,7 +167,7 @@ class Screen:
         return sorted(shown, key=lambda row: self._places.index(row["id"]))
 
     def _head(self) -> Text:
-        title = Text.assemble((" Plait ", "bold reverse"), f" {self._title}   ")
+        title = Text.assemble((" Plait ", "bold reverse"), f" {self.title}   ")
         if self._is_lost:
             return title.append("no connection, trying again", "bold red")
         if self._status is None:

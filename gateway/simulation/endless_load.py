@@ -6,7 +6,7 @@ import asyncio
 import math
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
@@ -36,6 +36,12 @@ WAVE_S: Final = 60.0
 """The rate swings by this share of itself with this period, so that queues grow and drain."""
 
 ZIPF: Final = 1.1
+
+LATE_S: Final = 0.25
+"""A gateway that takes longer to say that it lives gets too little of the machine."""
+LOOK_S: Final = 1.0
+LEAST_SHARE, MORE_SHARE = 1 / 32, 0.05
+"""While the gateway is late, half as many calls are sent each time, then gradually more."""
 
 
 class EndlessLoad:
@@ -92,14 +98,36 @@ class EndlessLoad:
         return self._rng.randrange(10_000, 1_000_000)
 
 
-async def send_endlessly(url: str, model: str, calls_per_s: float, swing: float = SWING) -> None:
-    """Send calls to a gateway until cancelled. Failures are only in the gateway's log."""
+async def send_endlessly(
+    url: str, model: str, calls_per_s: float, swing: float = SWING, on_late: Callable[[], object] = lambda: None
+) -> None:
+    """Send calls to a gateway until cancelled. Failures are only in the gateway's log.
+
+    `on_late` is called once, when the machine first takes less than half of the load.
+    """
     load, client, loop = EndlessLoad(), HttpClient(url), asyncio.get_running_loop()
     began_s = next_s = loop.time()
-    tasks = set[asyncio.Task[None]]()
+    share = 1.0
+
+    async def follow() -> None:
+        nonlocal share, on_late
+        while True:
+            await asyncio.sleep(LOOK_S)
+            try:
+                async with asyncio.timeout(LATE_S):
+                    await (await client.request("GET", "/health", [])).gather()
+                share = min(1.0, share + MORE_SHARE)
+            except TimeoutError:
+                share = max(LEAST_SHARE, share / 2)
+            if share < 1 / 2:
+                on_late()
+                on_late = lambda: None  # noqa: E731
+
+    tasks = {loop.create_task(follow())}
     try:
         while True:
-            next_s += load.pause_s(calls_per_s, next_s - began_s, swing)
+            next_s = max(next_s, loop.time() - LATE_S)  # what a late loop has missed is not sent all at once
+            next_s += load.pause_s(share * calls_per_s, next_s - began_s, swing)
             await asyncio.sleep(max(0.0, next_s - loop.time()))
             if len(tasks) < MOST_OPEN:
                 task = loop.create_task(_send(client, load.next_body(model)))
@@ -123,13 +151,15 @@ async def _send(client: HttpClient, body: dict[str, Any]) -> None:
 
 
 @contextmanager
-def running_load(url: str, model: str, calls_per_s: float | None, swing: float = SWING) -> Iterator[None]:
+def running_load(
+    url: str, model: str, calls_per_s: float | None, swing: float = SWING, on_late: Callable[[], object] = lambda: None
+) -> Iterator[None]:
     """Run the load in a thread for the duration of the context; None: no load."""
     if calls_per_s is None:
         yield
         return
     loop = asyncio.new_event_loop()
-    task = loop.create_task(send_endlessly(url, model, calls_per_s, swing))
+    task = loop.create_task(send_endlessly(url, model, calls_per_s, swing, on_late))
     thread = threading.Thread(target=_run, args=(loop, task), daemon=True)
     thread.start()
     try:

@@ -48,7 +48,7 @@ class ConfigError(ValueError):
 def load_config(path: Path) -> Config:
     """The configuration in a TOML file. Raises `ConfigError` if the file cannot be read or is invalid."""
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     except ValueError as error:  # not UTF-8, or not TOML
@@ -136,10 +136,18 @@ class _Reader:
         return tuple(self.value(item_kind, item, f"{key}[{index}]") for index, item in enumerate(data))
 
     def expanded(self, text: str, key: str) -> str:
-        missing = [name for name in _REFERENCE.findall(text) if name not in os.environ]
-        self.problems.extend(f"{key} refers to ${{{name}}}, which is not set in the environment" for name in missing)
-        # A reference to a missing variable stays in the text, so that the text can still be checked.
-        return _REFERENCE.sub(lambda match: os.environ.get(match[1], match[0]), text)
+        wrong = dict[str, str]()
+        for name in _REFERENCE.findall(text):
+            value = os.environ.get(name)
+            if value is None:
+                wrong[name] = "not set in the environment"
+            elif value != value.strip() or (not value and text == f"${{{name}}}"):
+                wrong[name] = "empty or has white space at an end"
+        self.problems.extend(f"{key} refers to ${{{name}}}, which is {why}" for name, why in wrong.items())
+        if text[:1] == "$" and text[1:] in os.environ:
+            self.problems.append(f"{key} = {shown(text)}: expected ${{{text[1:]}}}, with braces")
+        # A reference to a wrong variable stays in the text, so that the text can still be checked.
+        return _REFERENCE.sub(lambda match: match[0] if match[1] in wrong else os.environ[match[1]], text)
 
 
 def _conflicts(config: Config) -> Iterator[str]:

@@ -106,7 +106,7 @@ def base_url(url: str) -> tuple[str, str]:
     port = int(match[3] or default_port)
     if not 0 < port <= 65_535:
         raise ValueError(f"url = {shown(url)}: expected a port from 1 to 65535")
-    if path.endswith("/v1"):
+    if re.search(r"/v1(/chat)?(/completions|/models|/responses)?\Z", path):
         raise ValueError(f"url = {shown(url)}: expected the engine's root, without /v1")
     return f"{scheme}://{host if port == default_port else f'{host}:{port}'}{path}", f"{host}:{port}"
 

@@ -197,6 +197,8 @@ def test_an_engine_url_that_is_none(url: str) -> None:
 def test_an_engine_url_that_would_not_work() -> None:
     assert url_problem("http://a:0") == 'engines[0].url = "http://a:0": expected a port from 1 to 65535'
     assert url_problem("http://a:99999") == 'engines[0].url = "http://a:99999": expected a port from 1 to 65535'
+    assert url_problem("http://a/v1/chat/completions")
+    assert parse(engines=[{"url": "http://a/api/v1/namespaces/n/services/s/proxy"}]).engines
     assert url_problem("http://a/v1/") == 'engines[0].url = "http://a/v1/": expected the engine\'s root, without /v1'
     assert "hunter2" not in url_problem("http://me:hunter2@a")
     assert "hunter2" not in url_problem("http://me: hunter2@a")
@@ -210,6 +212,19 @@ def test_strings_refer_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     )
     assert config.server.api_keys == ("secret",)
     assert (config.engines[0].url, config.engines[0].name) == ("http://engine:1", "$x")
+
+
+@pytest.mark.parametrize("value", ["", "secret\n", " secret"])
+def test_a_variable_that_no_key_can_be_is_named(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("PLAIT_TEST_KEY", value)
+    said = "server.admin_key refers to ${PLAIT_TEST_KEY}, which is empty or has white space at an end"
+    assert problems(server={"admin_key": "${PLAIT_TEST_KEY}"}) == [said]
+
+
+def test_a_variable_without_braces_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAIT_TEST_KEY", "secret")
+    said = 'server.admin_key = "$PLAIT_TEST_KEY": expected ${PLAIT_TEST_KEY}, with braces'
+    assert problems(server={"admin_key": "$PLAIT_TEST_KEY"}) == [said]
 
 
 def test_a_missing_variable_is_named_with_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,6 +308,12 @@ def test_relative_paths_start_at_the_files_folder() -> None:
         None,
         "h100-llama-70b",
     )
+
+
+def test_a_mark_of_byte_order_at_the_beginning_is_no_problem(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('[[engines]]\nurl = "http://a"\n', encoding="utf-8-sig")
+    assert load_config(path).engines[0].url == "http://a"
 
 
 def test_a_model_that_is_not_configured_has_the_defaults() -> None:

@@ -60,6 +60,13 @@ def test_a_port_in_use_is_said_and_nothing_is_left() -> None:
     eventually(lambda: all(refused(port) for port in range(first, first + 5)))
 
 
+def test_a_port_of_both_an_engine_and_the_gateway_is_said() -> None:
+    command = [str(PLAIT), "demo", "--port=29999", "--engine-port=29998"]
+    failed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=WITHIN_S)
+    said = "plait: port 29999 is an engine's, too: choose others, by --port or --engine-port\n"
+    assert (failed.returncode, failed.stderr) == (2, said)
+
+
 def test_it_begins_without_a_warning(tmp_path: Path) -> None:
     """Also where a process may have as many file descriptors as many a shell and container gives."""
     first = free_ports(5)[0]

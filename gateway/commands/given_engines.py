@@ -96,6 +96,8 @@ def given_engines(arguments: argparse.Namespace) -> GivenEngines:
             f"or set {ENGINES}"
         )
     api_key = arguments.engine_api_key or os.environ.get(ENGINE_KEY) or None
+    if api_key is not None and not re.fullmatch("[!-~]+", api_key):
+        raise ConfigError(f"--engine-api-key or {ENGINE_KEY} = (hidden): expected printable ASCII without spaces")
     return GivenEngines(arguments.config, tuple(_engines(urls, api_key)), tuple(arguments.model), arguments.store)
 
 

@@ -91,6 +91,8 @@ def running_fleet(plan: FleetPlan, stderr: IO[bytes] | None = None) -> Iterator[
     do not answer. Raises ValueError if a server ends early, for example because its port is in use, or is not ready in
     time.
     """
+    if plan.port in plan.engine_ports:
+        raise ValueError(f"port {plan.port} is an engine's, too: choose others, by --port or --engine-port")
     _check_ports([plan.port, *plan.engine_ports])
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="plait-"))

@@ -54,6 +54,12 @@ def test_the_key_is_that_of_all_engines(monkeypatch: pytest.MonkeyPatch) -> None
     assert given("http://a:1", "--engine-api-key", "secret-2").load().engines[0].api_key == "secret-2"
 
 
+def test_a_key_of_two_lines_is_named_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PLAIT_ENGINE_API_KEY", "secret\n")
+    with pytest.raises(ConfigError, match=r"PLAIT_ENGINE_API_KEY = \(hidden\): expected printable ASCII"):
+        given("http://a:1")
+
+
 def test_they_add_to_a_file(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(FILE)

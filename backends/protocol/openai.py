@@ -236,6 +236,7 @@ def _hint(message: str, field: str, decoder: msgspec.json.Decoder[Any]) -> str:
     if nearest:
         return f"; did you mean `{nearest[0]}`?"
     given = fields.get(field, {})
+    given = given.get("additionalProperties", given)  # of a table, whose values are at fault
     named = [schemas.get(one.get("$ref", "").rpartition("/")[2], one) for one in (given, *given.get("anyOf", ()))]
     words = [word for one in named for word in one.get("enum", ())]
     return f"; it takes {', '.join(map(str, words))}" if words and message.startswith("Invalid enum") else ""

@@ -293,6 +293,11 @@ async def test_the_admin_api_says_what_it_needs(served: Served) -> None:
     ("path", "body", "said"),
     [
         (GET, {**GOT, "criteria": "quick"}, "Invalid enum value 'quick' (in criteria); it takes latency, throughput"),
+        (
+            "/v1/programs",
+            {"calls": [], "gets": {"a": "quick"}},
+            "Invalid enum value 'quick' (in gets); it takes latency, throughput",
+        ),
         ("/v1/sessions", {"objective": "x"}, "Invalid enum value 'x' (in objective); it takes latency, throughput"),
     ],
 )

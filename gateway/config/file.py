@@ -238,6 +238,8 @@ def _expected(kind: Any) -> str:
     """The values that a field's type accepts, in words."""
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(f'"{choice}"' for choice in get_args(kind))
+    if kind is bool:
+        return "true or false"
     if hasattr(kind, "__metadata__"):
         return str(kind.__metadata__[0].description)
     return _expected(get_args(kind)[0])  # X | None: TOML has no way to write None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 import threading
 from collections.abc import Iterator
@@ -33,6 +34,8 @@ class AskedGateway:
     def __init__(self, url: str, key: str | None) -> None:
         if not key:
             raise ValueError("give the gateway's admin key: --key, or PLAIT_ADMIN_KEY")
+        if not re.fullmatch("[!-~]+", key):
+            raise ValueError("--key or PLAIT_ADMIN_KEY = (hidden): expected printable ASCII without spaces")
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"{url} is no address of a gateway: it begins with http:// or https://")
         self.url = url.rstrip("/")

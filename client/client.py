@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import ssl
 from collections.abc import Callable
 from types import TracebackType
@@ -46,6 +47,8 @@ class Client:
     ) -> None:
         if not base_url.startswith(("http://", "https://")):
             raise ValueError(f"base_url is {base_url!r}; expected http://HOST:PORT/v1")
+        if api_key is not None and not re.fullmatch("[!-~]+", api_key):
+            raise ValueError("api_key is (hidden); expected printable ASCII without spaces")
         # Both transports share one TLS context, since loading the system's certificates is slow.
         endpoint = Endpoint(base_url, api_key, timeout_s, httpx.create_ssl_context() if tls is True else tls)
         blocking, asynchronous = BlockingTransport(endpoint), AsyncTransport(endpoint)

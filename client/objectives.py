@@ -14,6 +14,10 @@ class Objective(StrEnum):
     LATENCY = "latency"
     THROUGHPUT = "throughput"
 
+    @classmethod
+    def _missing_(cls, value: object) -> Objective:
+        raise ValueError(f"an objective is {value!r}; expected {' or '.join(cls)}")
+
 
 @dataclass(frozen=True, slots=True)
 class Slo:

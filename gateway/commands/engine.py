@@ -64,6 +64,8 @@ def run(arguments: argparse.Namespace) -> None:
     kv_tokens = arguments.kv_tokens or profile.kv.tokens
     if arguments.lockstep and arguments.ranks == 1:
         raise ValueError("--lockstep says nothing without --ranks")
+    if kv_tokens < arguments.block_tokens:
+        raise ValueError(f"--kv-tokens {kv_tokens}: expected at least one block of {arguments.block_tokens} tokens")
     context_tokens = min(arguments.max_context_tokens or kv_tokens, kv_tokens)
     engine = EngineSettings(
         name=arguments.name or f"{arguments.host}:{arguments.port}",

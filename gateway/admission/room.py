@@ -260,8 +260,10 @@ def backlog_s(view: EngineView, now_s: float) -> float:
 
 
 def _may_pass_others(queue: PrefillQueue, tenant: str, precedence: Precedence) -> bool:
-    """Whether a prompt of a tenant over its share may be sent: one that overtakes the line only before its own ones."""
-    return precedence is Precedence.REST or queue.tenants.keys() == {tenant}
+    """Whether a prompt of a tenant over its share may be sent: small ones not, one on time before its own ones only."""
+    if precedence is Precedence.ON_TIME:
+        return queue.tenants.keys() == {tenant}
+    return precedence is Precedence.REST
 
 
 def _all_s(view: EngineView, now_s: float, *, is_shared: bool) -> float:

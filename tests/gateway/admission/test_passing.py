@@ -141,11 +141,17 @@ def test_its_calls_on_time_pass_its_own_in_turn() -> None:
     assert not any(call.is_sent for call in (late, *waiting))
 
 
-def test_its_small_calls_pass_its_own() -> None:
+def test_its_small_calls_do_not_pass() -> None:
     fleet, _ = greedy_fleet()
-    assert fleet.enter(tokens=64).is_sent
-    fleet.enter("b", tokens=64)
-    assert not fleet.enter(tokens=64).is_sent, "and nobody else's in the engine"
+    assert not fleet.enter(tokens=64).is_sent
+    assert fleet.enter("b", tokens=64).is_sent
+
+
+def test_its_small_calls_go_first_in_its_turn() -> None:
+    fleet, waiting = greedy_fleet()
+    small = fleet.enter(tokens=64)
+    assert fleet.serve(2)[1] is small
+    assert not any(call.is_sent for call in waiting[1:])
 
 
 def test_it_passes_nobody_else_who_waits() -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import agent_sessions, estimates, full_fleet, gateways, mixed_prompts, preble, ranks, windows
+from benchmarks import agent_sessions, estimates, full_fleet, gateways, mixed_prompts, own_order, preble, ranks, windows
 from benchmarks.application import sweep
 from benchmarks.application.experiments import TRACE_FILES
 from benchmarks.claiming import programs, scheduler, through_gateways
@@ -54,6 +54,7 @@ def rows(*, quick: bool) -> dict[str, Row]:
         "agents": _agents(quick=quick),
         "promises": _promises(quick=quick),
         "tenants": _tenants(quick=quick),
+        "order": Row(own_order.tasks_of(quick=quick), own_order.runner, own_order.claims),
         "programs": _programs(quick=quick),
         "prefixes": _prefixes(quick=quick),
         "preble": _preble(quick=quick),

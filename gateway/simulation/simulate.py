@@ -72,6 +72,7 @@ class SimulatedCall:
     """
     tenant: str = ""
     session: str = ""
+    priority: int = 0
 
 
 @dataclass(slots=True)
@@ -241,6 +242,7 @@ class Simulation:
             prompt.tree_chain.hashes,
             slo=simulated.slo,
             objective=simulated.objective,
+            priority=simulated.priority,
             group=simulated.group,
             output_limit=simulated.output_limit,
             session=simulated.session,
@@ -441,6 +443,7 @@ def _embedded_call(call: Call, simulated: SimulatedCall, number: int, gateway: s
         prompt.tokens,
         slo=call.slo,
         objective=call.objective,
+        priority=call.priority,
         max_output_tokens=call.output_limit,
         chain=chain,
         tree_chain=chain if prompt.tree_chain is prompt.chain else prompt.tree_chain.copy(),

@@ -86,6 +86,8 @@ class Admission:
         self._busy = set[str]()  # tenants with calls here, and some that had calls when `busy` last looked
         self._places = KeptPlaces()
         self._numbers = count()
+        self._paced: dict[Waiting, float] = {}  # when each call that waits for its tenant's rates may go on
+        self._at = at
 
     # What waits.
 
@@ -93,10 +95,13 @@ class Admission:
         """How many calls wait for an engine that serves a model."""
         return self.queue.backlogs[model].length if model in self.queue.backlogs else 0
 
-    def outlook(self, call: Waiting) -> tuple[int, float]:
+    def outlook(self, call: Waiting, now_s: float) -> tuple[int, float]:
         """(a waiting call's place among its tenant's, predicted seconds until it is sent)."""
         if call.is_held:
             return self.sessions.outlook(call)
+        if call in self._paced:
+            before = [one for one in self._paced if one.tenant == call.tenant].index(call)
+            return before + 1, self._paced[call] - now_s
         return self.queue.backlogs[call.call.model].outlook(call)
 
     def has_place(self, call: Waiting) -> bool:
@@ -116,14 +121,16 @@ class Admission:
     def enter(self, call: Waiting, now_s: float) -> None:
         """A call arrives. It is sent at once, waits, or gets an error. `left` or `gone` has to follow.
 
-        Raises `LimitError` beyond its tenant's limits, `NotFoundError` or `NoEngineError` if no engine takes it.
+        Raises `LimitError` beyond its tenant's limits, `NotFoundError` or `NoEngineError` if no engine takes it. A call
+        of a program waits for its tenant's rates instead: a refusal would lose what the program has computed.
         """
         use, limits = self._uses[call.tenant], self._limits(call.tenant)
         number = self._places.take(call, now_s) if self._places.kept else None
         is_new = number is None  # a retry has passed the limits already, so none is asked again
-        if is_new and not call.is_leased and (limits.has_rates or use.has_rates):
-            use.check_rate(limits, call.tokens, now_s)
         call.number, call.is_back = next(self._numbers) if number is None else number, not is_new
+        has_rates = limits.has_rates or use.has_rates
+        if is_new and not call.is_leased and has_rates and self._is_paced(call, now_s):
+            return
         passes = self.sessions.arrive(call, now_s)
         try:
             if passes:
@@ -143,6 +150,29 @@ class Admission:
             use.enter(call.tokens)
         if call.is_sent and call.turn is not None:
             call.turn.gate.sent(call.turn)
+
+    def _is_paced(self, call: Waiting, now_s: float) -> bool:
+        """Whether a call waits for its tenant's rates. It counts from now on, so later ones wait longer.
+
+        Raises `LimitError` for a call that is no program's.
+        """
+        use, limits = self._uses[call.tenant], self._limits(call.tenant)
+        if not call.passes:
+            use.check_rate(limits, call.tokens, now_s)
+            return False
+        wait_s = use.wait_s(limits, call.tokens, now_s)
+        if wait_s <= 0:
+            return False
+        use.enter(call.tokens)
+        call.wait_for("rate", now_s)
+        self._paced[call] = now_s + wait_s
+        self._at(now_s + wait_s, partial(self._paced_until, call))
+        return True
+
+    def _paced_until(self, call: Waiting, now_s: float) -> None:
+        if self._paced.pop(call, None) is not None:
+            self.sessions.arrive(call, now_s)  # it passes
+            self._freed(call, now_s)
 
     def spend(self, tenant: str, now_s: float) -> None:
         """A request was refused before it became a call: it counts for its tenant's rate of calls."""
@@ -165,6 +195,9 @@ class Admission:
 
     def gone(self, call: Waiting, now_s: float) -> None:
         """The client of a call has gone before the engine got the call."""
+        if self._paced.pop(call, None) is not None:
+            self._uses[call.tenant].give_back(call.tokens)
+            return
         if call.is_sent:
             self.queue.unsent(call, now_s)
         elif call.error is None and not call.is_held:
@@ -173,7 +206,7 @@ class Admission:
 
     def leave(self, call: Waiting, now_s: float) -> LimitError:
         """Take a waiting call out, but keep its place for a retry. Returns the 429 for its client."""
-        position, left_s = self.outlook(call)
+        position, left_s = self.outlook(call, now_s)
         expected_s = max(1.0, left_s)
         again_s = min(expected_s, MOST_RETRY_AFTER_S)
         self._places.keep(call, now_s + again_s)
@@ -188,7 +221,7 @@ class Admission:
         """The objectives of a call have changed, before it enters or while it waits."""
         waiting.call = call
         has_entered = waiting.tell is not None
-        if has_entered and not waiting.is_sent and waiting.error is None and not waiting.is_held:
+        if has_entered and not (waiting.is_sent or waiting.error or waiting.is_held or waiting in self._paced):
             self.queue.refine(waiting, now_s)
 
     def limits_changed(self, now_s: float) -> None:
@@ -199,7 +232,7 @@ class Admission:
     def check(self, entered: Iterable[Waiting]) -> None:
         """Assert the invariants, with all calls that have entered and not left; for tests."""
         calls = list(entered)
-        self.queue.check([call for call in calls if not call.is_held])
+        self.queue.check([call for call in calls if not call.is_held and call not in self._paced])
         self.sessions.check(calls)
         running = {call.tenant for call in calls if call.booking is not None}
         assert all(tenant in running for tenant, use in self._uses.items() if use.running)

@@ -7,7 +7,7 @@ public, so it shows labels only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from hmac import digest
@@ -95,6 +95,16 @@ class TenantUse:
 
         A call that is larger than the bucket passes if the bucket is full.
         """
+        for wait_s, rate, unit, used_per_s in self._waits(limits, tokens, now_s):
+            if wait_s > 0:
+                raise beyond_rate(rate, unit, wait_s, used_per_s)
+
+    def wait_s(self, limits: TenantLimits, tokens: int, now_s: float) -> float:
+        """How long a call that counts from now on has to wait until the rates allow it."""
+        return max([wait_s for wait_s, *_ in self._waits(limits, tokens, now_s)], default=0.0)
+
+    def _waits(self, limits: TenantLimits, tokens: int, now_s: float) -> Iterator[tuple[float, float, str, float]]:
+        """For each rate: (seconds until it allows one more call, the rate, its unit, what is used of it)."""
         self.has_rates = limits.has_rates
         if not limits.has_rates:
             self._at_s = -inf  # empties what was used, so that use without a limit does not count later
@@ -104,9 +114,8 @@ class TenantUse:
             (self._calls, 1, limits.calls_per_s, "calls"),
             (self._tokens, tokens, limits.tokens_per_s, "tokens"),
         ):
-            over = used + more - max(BURST_S * rate, more) if rate < inf else 0.0
-            if over > 0:
-                raise beyond_rate(rate, unit, over / rate, used / BURST_S)
+            if rate < inf:
+                yield (used + more - max(BURST_S * rate, more)) / rate, rate, unit, used / BURST_S
 
     def spend(self, limits: TenantLimits, now_s: float) -> None:
         """A request was refused before it became a call: it counts as a call without tokens, up to a whole bucket."""
@@ -116,9 +125,13 @@ class TenantUse:
             self._calls = min(self._calls + 1, max(self._calls, BURST_S * limits.calls_per_s))
 
     def enter(self, tokens: int) -> None:
-        """A call passed the rates: count it."""
+        """A call passed the rates, or waits for its turn by them: count it."""
         self._calls += 1
         self._tokens += tokens
+
+    def give_back(self, tokens: int) -> None:
+        """A call that was counted will not be sent."""
+        self._calls, self._tokens = max(0.0, self._calls - 1), max(0.0, self._tokens - tokens)
 
     def _drain(self, limits: TenantLimits, now_s: float) -> None:
         """Refill the buckets for the time since the last event."""

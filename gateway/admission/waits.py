@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple
 
-WaitReason = Literal["slot", "prompts", "turn", "tenant_share", "session", "max_running", "store"]
+WaitReason = Literal["slot", "prompts", "turn", "tenant_share", "session", "max_running", "rate", "store"]
 """What a call waits for.
 
 - `slot`: a free sequence slot of its engine;
@@ -15,6 +15,7 @@ WaitReason = Literal["slot", "prompts", "turn", "tenant_share", "session", "max_
 - `tenant_share`: there is room for other tenants, but its own is over its share;
 - `session`: room for its session's context in the engines' caches;
 - `max_running`: the end of another call of its tenant, which is at its limit of running calls;
+- `rate`: its turn by its tenant's rates of calls or tokens, for a call of a program;
 - `store`: the shared store's answer on its tenant's rates.
 
 These are strings because reading a member of an `Enum` is a function call in Python 3.11, and every look at an engine

@@ -126,7 +126,7 @@ class Gate:
         waiting = entry.waiting
         if waiting.tell is None or waiting.is_sent or waiting.error is not None:
             return None
-        position, expected_s = self.admission.outlook(waiting)
+        position, expected_s = self.admission.outlook(waiting, loop_time_s())
         return f"waiting position={position} expected_s={round(expected_s)}"
 
     def left(self, entry: Entry, used_tokens: int | None) -> None:

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Final, NamedTuple
 
 import msgspec
@@ -51,11 +52,16 @@ from plait.gateway.transforms import TransformError
 log = structlog.get_logger(__name__)
 
 THROTTLED_S: Final = 60.0
-"""The longest wait of a call for its tenant's limits, by their `Retry-After`. Without it, all calls that need the value
+"""The longest wait of a call for a queue that is full, by its `Retry-After`. Without it, all calls that need the value
 would fail for a limit that has passed a second later, and no SDK sends them again.
 """
 
-MOMENTARY: Final = frozenset(("calls_per_second", "tokens_per_second", "too_many_waiting", "overloaded"))
+OF_RATES: Final = frozenset(("calls_per_second", "tokens_per_second"))
+"""The codes of limits that a call waits for as long as its program may run. A gateway alone has such calls wait in
+order (`Admission`); the leases of several refuse them.
+"""
+
+MOMENTARY: Final = OF_RATES | {"too_many_waiting", "overloaded"}
 """The codes of limits that a call waits for."""
 
 _KEYS = frozenset((b"api-key", b"authorization", b"cookie", b"proxy-authorization", b"x-api-key"))
@@ -270,7 +276,8 @@ class ChainedCall(ABC):
                 ending = await self.runner.relay.run(asked, sink)
             except LimitError as error:
                 pause_s = error.retry_after_s
-                if error.code not in MOMENTARY or pause_s is None or loop_time_s() + pause_s > until_s:
+                most_s = inf if error.code in OF_RATES else until_s
+                if error.code not in MOMENTARY or pause_s is None or loop_time_s() + pause_s > most_s:
                     raise
                 was_refused = True
                 await asyncio.sleep(pause_s)

@@ -34,6 +34,7 @@ WAITS: Final[Mapping[str, str]] = {
     "tenant_share": "because its tenant had more than its share",
     "session": "until its session's context fitted into the caches",
     "max_running": "for the end of another call of its tenant (max_running)",
+    "rate": "for its tenant's rates (calls_per_s, tokens_per_s)",
     "store": "for the store, which was asked for its tenant's rates",
 }
 ENDS: Final[Mapping[str, str]] = {"running": "It has not ended.", "explained": "Nothing was sent."}

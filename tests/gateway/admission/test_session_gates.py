@@ -33,7 +33,7 @@ def test_a_session_is_held_until_there_is_room_and_sent_then() -> None:
     held = fleet.enter(tokens=5_000, session="second")
     assert (first.is_sent, held.is_held, held.booking) == (True, True, None)
     assert fleet.admission.waiting("m") == 0, "it does not wait for the engine"
-    assert fleet.admission.outlook(held)[0] == 1
+    assert fleet.admission.outlook(held, fleet.now_s)[0] == 1
     fleet.end(first)
     assert held.is_held, "the first session may come back"
     fleet.pass_time(20.0)

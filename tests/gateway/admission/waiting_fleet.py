@@ -73,6 +73,7 @@ class WaitingFleet:
         session: str = "",
         run: str = "",
         is_final: bool = False,
+        passes: bool = False,
     ) -> Waiting:
         """A call arrives. Its blocks are those of the `prefix`, if it has one, else its own. Raises as `enter` does."""
         number = next(self._numbers)
@@ -87,7 +88,10 @@ class WaitingFleet:
             objective=Objective.THROUGHPUT if for_throughput else None,
             arrived_s=self.now_s,
         )
-        waiting = Waiting(tenant, tokens + 10, call=call, output_tokens=10, session=session, run=run, is_final=is_final)
+        waiting = Waiting(
+            tenant, tokens + 10, call=call, output_tokens=10,
+            session=session, run=run, is_final=is_final, passes=passes,
+        )  # fmt: skip
         waiting.tell = lambda: None if waiting.error is not None else self.sent.append(waiting)
         self.admission.enter(waiting, self.now_s)
         self.entered.append(waiting)

@@ -82,7 +82,11 @@ async def test_a_call_that_waits_for_a_limit_gets_its_present_objectives() -> No
 
 @pytest.mark.parametrize(
     "refusal",
-    [limit("too_many_held_bytes"), limit(retry_after_s=None), limit(retry_after_s=chained_call.THROTTLED_S + 1)],
+    [
+        limit("too_many_held_bytes"),
+        limit(retry_after_s=None),
+        limit("overloaded", retry_after_s=chained_call.THROTTLED_S + 1),
+    ],
 )
 async def test_a_call_fails_at_a_limit_that_does_not_pass_in_time(refusal: LimitError) -> None:
     async with served_calls() as served:

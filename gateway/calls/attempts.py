@@ -83,7 +83,8 @@ class Attempts:
         change = self._faults.failed(delivery, booking, error, now_s)
         if isinstance(error, EngineUnreachableError) and error.cause == "unreachable":
             address = self._router.engines[attempt.engine_id].address
-            return self._router.health.unreachable(address, said=error.message) or (change,)
+            detail = str(error.__cause__ or "")
+            return self._router.health.unreachable(address, said=error.message, detail=detail) or (change,)
         return (change,)
 
     def why_no_retry(self, delivery: Delivery, attempt: Attempt) -> str | None:

@@ -147,7 +147,7 @@ class FleetHealth:
                     engine.offer.trial_model, begun_s, now_s, streamed=before is HealthState.PROBATION
                 )
         else:
-            engine.went_wrong(failure.said or failure.cause)
+            _blame(engine, failure)
             engine.health.try_failed(failure.cause, begun_s, now_s, self._jitter(), failure.retry_after_s)
             is_silent = failure.cause in TIMEOUTS and not self.lag.hides(begun_s, now_s)
             aborts = Aborts.ALL if is_silent and engine.progress.byte_s < begun_s else Aborts.WAITING
@@ -277,7 +277,7 @@ class FleetHealth:
         if failure.cause in TIMEOUTS and self.lag.hides(booking.sent_s, now_s):
             return None
         before = engine.health.state
-        engine.went_wrong(failure.said or failure.cause)
+        _blame(engine, failure)
         if engine.health.failed(failure.cause, now_s) or failure.retry_after_s is not None:
             return self._eject(engine, failure, now_s, Aborts.WAITING if failure.moves_waiting else Aborts.NONE)
         return self._change(engine, before)
@@ -314,7 +314,7 @@ class FleetHealth:
     ) -> HealthChange | None:
         """Eject the engine. If its models need it, or an ejection does not help its calls, it only becomes suspect."""
         before = engine.health.state
-        engine.went_wrong(failure.said or failure.cause)
+        _blame(engine, failure)
         if helps and self._models.may_eject(engine):
             engine.health.eject(failure.cause, now_s, self._jitter(), failure.retry_after_s)
             engine.progress.ejected()
@@ -339,6 +339,12 @@ class FleetHealth:
     def _end_trial(self, engine: FleetEngine) -> None:
         engine.health.on_trial = False
         self.trials.pop(engine.view.engine_id, None)
+
+
+def _blame(engine: FleetEngine, failure: Failure) -> None:
+    """Keep the words of a failed call or trial, unless the engine is down: then those of the probe say why."""
+    if engine.health.state is not HealthState.DOWN:
+        engine.went_wrong(failure.said or failure.cause)
 
 
 def _heard_s(engine: FleetEngine, lag: LoopLag, now_s: float) -> float:

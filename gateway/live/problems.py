@@ -8,7 +8,7 @@ not found for `CLEAR_S`. No clock is read and no I/O is done.
 from __future__ import annotations
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, NamedTuple
@@ -32,6 +32,8 @@ class EngineSigns(NamedTuple):
     """Seconds of silence while its calls wait and none runs; infinite: it is stalled; 0: it seems to compute."""
     differs: str | None
     """How it differs from what the gateway assumes."""
+    reason: str = ""
+    """Why its latest probe failed, in words that quote no request."""
 
 
 class ModelSigns(NamedTuple):
@@ -76,9 +78,12 @@ class Signs(NamedTuple):
     resident_bytes: int = 0
     log_dropped: int = 0
     store_problem: str = ""
-    reload_refused: bool = False
+    refused_reload: Sequence[str] = ()
+    """The problems of the configuration file at its last reload."""
     missed: Mapping[str, float] = MappingProxyType({})
     """Gateways that have died, with the time of death in seconds since 1970."""
+    odd_peers: Mapping[str, tuple[str, str]] = MappingProxyType({})
+    """Gateways that this one sends nothing: the code and the sentence of the problem, by address."""
 
 
 class Threshold(NamedTuple):
@@ -107,6 +112,9 @@ THRESHOLDS: Final[Mapping[str, Threshold]] = {
     "store_failing": Threshold(2.0, "the-store-is-down"),
     "reload_refused": Threshold(0.0, "a-reload-was-refused"),
     "peer_lost": Threshold(0.0, "a-gateway-dies"),
+    "peer_stale": Threshold(2.0, "a-gateway-dies"),
+    "clocks_differ": Threshold(2.0, "gateways-do-not-trust-each-other"),
+    "peer_not_trusted": Threshold(2.0, "gateways-do-not-trust-each-other"),
 }
 SLOW: Final = 1.5
 """`engine_slow`: the slowness, relative to the fleet."""
@@ -276,8 +284,9 @@ def _is_out(engine: EngineSigns) -> bool:
 
 def _of_engine(name: str, engine: EngineSigns) -> Iterator[Finding]:
     if _is_out(engine):
-        cause = f" ({engine.cause})" if engine.cause else ""
-        yield Finding("engine_out", name, f"{name} takes no calls: it is {engine.health}{cause}.", engine.health_since)
+        why = f" ({engine.cause})" if engine.cause else ""
+        why += f": {engine.reason}" if engine.reason else ""
+        yield Finding("engine_out", name, f"{name} takes no calls: it is {engine.health}{why}.", engine.health_since)
         return
     if engine.slowness >= SLOW:
         yield Finding(
@@ -378,7 +387,10 @@ def _of_gateway(signs: Signs, lately: Signs) -> Iterator[Finding]:
         yield Finding("log_dropped", "", f"{dropped} lines of the log were dropped: whoever reads it is too slow.")
     if signs.store_problem:
         yield Finding("store_failing", "", f"The store cannot be written: {signs.store_problem}.")
-    if signs.reload_refused:
-        yield Finding("reload_refused", "", "The configuration file is not valid: the old configuration stays.")
+    if signs.refused_reload:
+        why = "; ".join(signs.refused_reload)
+        yield Finding("reload_refused", "", f"The old configuration stays, because the file is not valid: {why}.")
     for url, since_wall_s in signs.missed.items():
         yield Finding("peer_lost", url, f"The gateway at {url} has died, and is not back.", since_wall_s)
+    for url, (code, sentence) in signs.odd_peers.items():
+        yield Finding(code, url, sentence)

@@ -14,6 +14,7 @@ from plait.gateway.admission.admission import Admission
 from plait.gateway.calls.metrics import NO_TOTALS, CallMetrics
 from plait.gateway.durability.durability import Durability
 from plait.gateway.fleet.engine import FleetEngine, degradation
+from plait.gateway.fleet.health import HealthState
 from plait.gateway.fleet.router import Router
 from plait.gateway.live.problems import EngineSigns, ModelSigns, Signs, TenantSigns
 from plait.gateway.log.events import dropped_lines
@@ -40,7 +41,7 @@ class SeenFleet:
     store: Durability | None
 
     def signs(self, now_s: float) -> Signs:
-        lag = self.router.health.lag
+        lag, membership = self.router.health.lag, None if self.store is None else self.store.membership
         return Signs(
             now_s,
             time(),
@@ -51,8 +52,9 @@ class SeenFleet:
             _resident_bytes(),
             sum(dropped_lines().values()),
             (self.store and self.store.problem) or "",
-            bool(self.reloads.refused),
-            {} if self.store is None or self.store.membership is None else self.store.membership.roster.missed,
+            self.reloads.refused,
+            {} if membership is None else membership.roster.missed,
+            {} if membership is None else membership.roster.odd,
         )
 
     def _engines(self, now_s: float) -> dict[str, EngineSigns]:
@@ -106,6 +108,7 @@ def _engine(engine: FleetEngine, now_s: float, *, draining: bool) -> EngineSigns
         owed,
         silent_s,
         degradation(engine),
+        engine.whole_error if engine.health.state is HealthState.DOWN else "",  # other errors may quote requests
     )
 
 

@@ -103,7 +103,7 @@ def probe_cause(error: Exception) -> str:
     """The cause of a failed probe, for log and metrics."""
     if isinstance(error, RefusedRequestError):
         return "refused_key" if error.status in {401, 403} else f"status_{error.status}"
-    return "unreachable" if isinstance(error, EngineError) else "garbled"
+    return error.cause if isinstance(error, EngineError) else "garbled"
 
 
 REPORT_PATH: Final = "/cache_state"

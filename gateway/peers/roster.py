@@ -20,6 +20,8 @@ from plait.gateway.store.event_log import LEASE_S, Member
 
 STRANGER: Final = "a row of the store's gateways is not signed with our peer_key: nothing is sent there"
 STALE: Final = "a gateway has signed its row at another time: do the clocks differ? Nothing is sent there"
+CLOCK: Final = "The clock of the gateway at {url} is {apart} this one's: they send each other nothing. Set the clocks."
+NOT_TRUSTED: Final = "The gateway at {url} has signed its row with another server.peer_key, or not: it is sent nothing."
 
 OVER_S: Final = LEASE_S / 2
 """A row that was older than this before it vanished was deleted by others: its gateway renews it each second."""
@@ -34,14 +36,16 @@ class Roster:
     """The gateways by the rows that were read last.
 
     `members` are trusted, `strangers` are not signed with the key. `missed` maps the addresses of dead gateways to the
-    time of their death, until a gateway is there again. A gateway that ends in order deletes its row at once; the row
-    of a dead one stays without renewals until its lease is over.
+    time of their death, until a gateway is there again. `odd` maps the addresses that are sent nothing to the code and
+    the sentence of the problem. A gateway that ends in order deletes its row at once; the row of a dead one stays
+    without renewals until its lease is over.
     """
 
     def __init__(self, peers: Peers) -> None:
         self.members: Sequence[Member] = ()
         self.strangers: Sequence[Member] = ()
         self.missed: dict[str, float] = {}
+        self.odd: dict[str, tuple[str, str]] = {}
         self._peers = peers
         self._noted: set[int] = set()  # the epochs of odd rows that were logged
         self._renewed: dict[str, tuple[str, float]] = {}  # by address: the signature, and when it was first read
@@ -53,21 +57,30 @@ class Roster:
 
     def read(self, rows: Sequence[Member], now_unix_s: float) -> None:
         """Replace the rows. Logs each odd row once."""
-        members, strangers = list[Member](), list[Member]()
+        members, strangers, odd = list[Member](), list[Member](), dict[str, tuple[str, str]]()
         noted = {row.epoch for row in rows} & self._noted
         for row in rows:
             signed_s = self._peers.key.row_signed_s(row.signature, row.epoch, row.url, row.release)
             if signed_s is not None:
+                behind_s = round(now_unix_s - signed_s)
                 is_old = abs(now_unix_s - signed_s) > LIFE_S
+                if row.is_stale:
+                    odd[row.url] = "peer_stale", f"The gateway at {row.url} has not renewed its lease in time."
+                elif is_old:
+                    apart = f"{behind_s} s behind" if behind_s > 0 else f"{-behind_s} s ahead of"
+                    odd[row.url] = "clocks_differ", CLOCK.format(url=row.url, apart=apart)
                 if is_old and not row.is_stale and row.epoch not in noted:
-                    log.warning(STALE, url=row.url, seconds=round(now_unix_s - signed_s))
+                    log.warning(STALE, url=row.url, seconds=behind_s)
                     noted.add(row.epoch)
                 members.append(row._replace(is_stale=row.is_stale or is_old))
             else:
                 strangers.append(row)
+                odd[row.url] = "peer_not_trusted", NOT_TRUSTED.format(url=row.url)
                 if row.epoch not in noted:
                     log.error(STRANGER, url=row.url, epoch=row.epoch, is_signed=bool(row.signature))
                     noted.add(row.epoch)
+        live = {member.url for member in members if not member.is_stale}
+        self.odd = {url: told for url, told in odd.items() if url not in live or told[0] == "peer_not_trusted"}
         self.members, self.strangers, self._noted = members, strangers, noted
         self._miss(now_unix_s)
 

@@ -70,8 +70,12 @@ WRONG: Mapping[str, tuple[str, Change]] = {
     "memory_grows": ("", lambda at_s: {"resident_bytes": 300 * MIB + round(5 * MIB * at_s)}),
     "log_dropped": ("", lambda at_s: {"log_dropped": round(at_s)}),
     "store_failing": ("", constant(store_problem="the disk is full")),
-    "reload_refused": ("", constant(reload_refused=True)),
+    "reload_refused": ("", constant(refused_reload=["c.toml: server.port = 0: at least 1"])),
     "peer_lost": ("http://b", constant(missed={"http://b": 1.0})),
+    **{
+        code: ("http://b", constant(odd_peers={"http://b": (code, "The gateway at http://b is odd.")}))
+        for code in ("peer_stale", "clocks_differ", "peer_not_trusted")
+    },
 }
 
 
@@ -140,6 +144,20 @@ def test_a_problem_says_since_when_and_where_to_read_on() -> None:
     assert found == (
         Problem("engine_out", "b", 100.0, "b takes no calls: it is ejected (status_500).", "an-engine-is-out"),
     )
+
+
+def test_a_problem_gives_the_reason_of_what_went_wrong() -> None:
+    problems = Problems()
+    down = {"takes_calls": False, "health": "down", "cause": "unreachable"}
+    refused = {"refused_reload": ["c.toml: one", "c.toml: two"]}
+    for second in range(4):
+        reason = "engine b cannot be reached: 10.0.0.7:80 refused the connection"
+        found = problems.look(signs(second, engine=down | {"reason": reason}, **refused))
+    assert {one.code: one.sentence for one in found} == {
+        "engine_out": "b takes no calls: it is down (unreachable): engine b cannot be reached: 10.0.0.7:80 refused the "
+        "connection.",
+        "reload_refused": "The old configuration stays, because the file is not valid: c.toml: one; c.toml: two.",
+    }
 
 
 def test_each_part_is_a_heading_of_the_page() -> None:

@@ -57,6 +57,30 @@ def test_a_row_that_was_signed_at_another_time_is_stale(at_s: float) -> None:
     assert made.described() == {"http://c": "stale"}
 
 
+def test_each_row_that_is_sent_nothing_says_why() -> None:
+    made = roster()
+    rows = [
+        row(1, "http://a"),
+        row(2, "http://behind", at_s=NOW_S - 120),
+        row(3, "http://ahead", at_s=NOW_S + 90),
+        row(4, "http://late", is_stale=True),
+        row(5, "http://other", "forged"),
+        row(6, "http://back", is_stale=True, at_s=NOW_S - 300),
+        row(7, "http://back"),
+        row(8, "http://a", "forged"),
+    ]
+    made.read(rows, NOW_S)
+    codes = {url: code for url, (code, _) in made.odd.items()}
+    assert codes == {
+        "http://behind": "clocks_differ", "http://ahead": "clocks_differ", "http://late": "peer_stale",
+        "http://other": "peer_not_trusted", "http://a": "peer_not_trusted",
+    }  # fmt: skip
+    assert "is 120 s behind this one's" in made.odd["http://behind"][1]
+    assert "is 90 s ahead of this one's" in made.odd["http://ahead"][1]
+    made.read([row(1, "http://a")], NOW_S)
+    assert made.odd == {}
+
+
 def test_a_gateway_that_has_died_is_missed_until_it_is_back_and_one_that_ended_is_not() -> None:
     made = roster()
     for second in range(10):  # b renews its row until it ends, c dies after two seconds

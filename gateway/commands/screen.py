@@ -150,6 +150,7 @@ class Screen:
         if fleet is not None and len(rows) > most:
             rows, most = [row for row in rows if not RANK_NAME.search(row["name"])], MOST_ENGINES
         yield ScreenPart("Engines", rows, most, self._engines)
+        yield ScreenPart("Gateways", status.get("gateways", ()), MOST_ROWS, _gateways, is_needed=False)
         if fleet is not None:
             title = "Shared prefixes, and the part that each engine holds"
             yield ScreenPart(title, self._prefix_rows(), MOST_PREFIXES, self._prefixes)
@@ -189,15 +190,24 @@ class Screen:
     def _engines(self, rows: Sequence[Json]) -> Table:
         """The table of engines: state and calls in all gateways, cache and queues as the watched gateway sees them."""
         live = {} if self._fleet is None else {engine["name"]: engine for engine in _with_sums(self._fleet["engines"])}
-        more = ("", "KV cache", "running", "waiting", "queued here", "to compute", "cached") if live else ()
-        table = _table("engine", "state", "since", "calls", *more, right=(2, 3, 5, 6, 7, 8, 9, 10))
+        more = ("", "KV cache", "running", "waiting", "queued here", "to compute", "cached") if live else ("KV cache",)
+        why = ("why",) if any(row.get("reason") for row in rows) else ()
+        right = (2, 3, *range(5 if live else 4, 4 + len(more)))
+        table = _table("engine", "state", "since", "calls", *more, *why, right=right)
         for row in rows:
             is_up, name = row["state"] == "up", row["name"]
             state = Text(row["state"] if is_up else f"{row['state']} {row['cause']}", "green" if is_up else "red")
-            cells = self._cache(live[name]) if name in live else ()
+            cells = self._cache(live[name]) if name in live else ("",) * (len(more) - 1) + (_filled(row),)
             shown = f"  {name}" if RANK_NAME.search(name) else name
             shown += f", {len(row['ranks'])} ranks" if "ranks" in row else ""
-            table.add_row(Text(shown, "bold"), state, ago(row["since"]), f"{row['calls']}", *cells)
+            table.add_row(
+                Text(shown, "bold"),
+                state,
+                ago(row["since"]),
+                f"{row['calls']}",
+                *cells,
+                *(row.get("reason", "") for _ in why),
+            )
         return table
 
     def _cache(self, engine: Json) -> tuple[RenderableType, ...]:
@@ -205,7 +215,7 @@ class Screen:
         size, waiting, queued = engine["kv_tokens"], engine["waiting_calls"], engine["queued_calls"]
         return (
             self._kv_bar(engine.get("ranks", [engine["name"]]), used, size or max(1, used)),
-            percent(used / size) if size else "not known",
+            _filled({"kv_tokens": size, "kv_used_tokens": used}),
             f"{engine['running_calls']}",
             Text(f"{waiting}", "yellow" if waiting else ""),
             Text(f"{queued}", "yellow" if queued else ""),
@@ -304,12 +314,27 @@ def _with_sums(rows: Iterable[Json]) -> list[Json]:
     return found
 
 
+def _filled(engine: Json) -> str:
+    """How full the KV cache of an engine is."""
+    size = engine.get("kv_tokens")
+    return percent(engine["kv_used_tokens"] / size) if size else "not known"
+
+
 def _problems(rows: Sequence[Json]) -> Table:
     table = _table("code", "about", "since", "what", "see")
     table.columns[3].no_wrap = False
     for row in rows:
         code, see = Text(row["code"], "bold red"), f"{PAGE}#{row['part']}"
         table.add_row(code, row["about"], ago(row["since"]), row["sentence"], see)
+    return table
+
+
+def _gateways(rows: Sequence[Json]) -> Table:
+    table = _table("name", "version", "runs for", "store", right=(2,))
+    for row in rows:
+        failing = f"{row['store']} failing for {ago(row['failing_since'])}" if row["failing_since"] else ""
+        store = Text(failing, "red") if failing else Text(row["store"] and f"{row['store']} ok")
+        table.add_row(row["name"], row["version"], ago(row["since"]), store)
     return table
 
 

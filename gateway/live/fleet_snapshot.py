@@ -90,7 +90,7 @@ def fleet_news(router: Router, admission: Admission, feed: Feed, now_s: float) -
         hit_rate=_rounded(rates.hit_rate),
         ttft_s=_rounded(rates.ttft_s),
         engine_count=len(router.engines),
-        engines=[_engine(engine, block_tokens) for engine in islice(shown, 4 * MOST_ENGINES)],
+        engines=[engine_state(engine, block_tokens) for engine in islice(shown, 4 * MOST_ENGINES)],
         models=_models(admission),
         prefixes=[
             PrefixState(
@@ -104,7 +104,7 @@ def fleet_news(router: Router, admission: Admission, feed: Feed, now_s: float) -
     )
 
 
-def _engine(engine: FleetEngine, block_tokens: int) -> EngineState:
+def engine_state(engine: FleetEngine, block_tokens: int) -> EngineState:
     view, report, counts = engine.view, engine.cache.last_report, engine.counts
     queued, kv_tokens = view.queue.unsent, engine.cache.told_tokens
     if report is not None:

@@ -1,4 +1,4 @@
-"""`GET /admin/status` of all workers and gateways: problems, engines, waiting calls by model and tenant.
+"""`GET /admin/status` of all workers and gateways: these, problems, engines, waiting calls by model and tenant.
 
 Problems are also in the gauge `plait_problem` and in lines of the log.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from importlib.metadata import version
 from itertools import chain
 from time import time
 from typing import Final, TypeVar
@@ -23,6 +24,7 @@ from starlette.routing import Route
 
 from plait.gateway.api.auth import AdminAccess
 from plait.gateway.fleet.engine import FleetEngine
+from plait.gateway.live.fleet_snapshot import engine_state
 from plait.gateway.live.problems import Problem, Problems, Signs
 from plait.gateway.live.signs import SeenFleet
 from plait.gateway.peers.forwarding import Forwarding
@@ -36,15 +38,29 @@ PART_OF_OTHERS: Final = "a-gateway-dies"
 
 LOOK_S: Final = 1.0
 MOST_BYTES: Final = 2**22
+VERSION: Final = version("plait")
 OTHER_SECRET: Final = "{} has another server.secret: tenants are others there, and sealed thoughts are lost."  # noqa: S105 - a sentence
 
 log = structlog.get_logger(__name__)
 
 
+class GatewayRow(msgspec.Struct):
+    """A gateway or worker. Times are in seconds from 1970.
+
+    `store` is the kind of its store (empty: none), which cannot be written since `failing_since` (0: it can).
+    """
+
+    name: str
+    version: str
+    since: float
+    store: str = ""
+    failing_since: float = 0.0
+
+
 class EngineRow(msgspec.Struct):
     """An engine. `state` is its health, `handing over` or `draining`, `since` in seconds from 1970 (0: not known).
 
-    `calls` are on the engine, or in its line.
+    `calls` are on the engine, or in its line. `reason` is the latest error, `kv_tokens` the size of the KV cache.
     """
 
     name: str
@@ -52,6 +68,9 @@ class EngineRow(msgspec.Struct):
     cause: str
     since: float
     calls: int
+    reason: str = ""
+    kv_tokens: int | None = None
+    kv_used_tokens: int = 0
 
 
 class ModelRow(msgspec.Struct):
@@ -86,6 +105,8 @@ class Status(msgspec.Struct):
     refused_reload: list[str] = []
     """The problems of the configuration that was read last, if it was refused."""
 
+    gateways: list[GatewayRow] = []
+
 
 _ANSWER: Final = msgspec.json.Decoder(Status)
 RowT = TypeVar("RowT", EngineRow, ModelRow, TenantRow)
@@ -99,6 +120,7 @@ class Watched(Collector):
         self.problems = Problems(_tell)
         self._fleet = fleet
         self._draining_since: dict[str, float] = {}
+        self._begun_at = round(time(), 3)
 
     async def watch(self) -> None:
         while True:
@@ -119,14 +141,18 @@ class Watched(Collector):
             gauge.add_metric([problem.code, problem.about], 1.0)
         yield gauge
 
-    def status(self) -> Status:
-        signs, router = self._fleet.signs(loop_time_s()), self._fleet.router
+    def status(self, name: str = "") -> Status:
+        """What the gateway of this name sees."""
+        signs, router, store = self._fleet.signs(loop_time_s()), self._fleet.router, self._fleet.store
+        kind = "" if store is None else "SQLite" if store.membership is None else "PostgreSQL"
+        failing = (one.since for one in self.problems.now if one.code == "store_failing")
         return Status(
             list(self.problems.now),
             [self._engine(name, engine) for name, engine in router.engines.items()],
             [ModelRow(name, model.waiting, model.held_sessions) for name, model in signs.models.items()],
             list(self._tenants(signs)),
             refused_reload=self._fleet.reloads.refused,
+            gateways=[GatewayRow(name, VERSION, self._begun_at, kind, next(failing, 0.0))],
         )
 
     def _engine(self, name: str, engine: FleetEngine) -> EngineRow:
@@ -135,7 +161,9 @@ class Watched(Collector):
             state, cause, since = "draining", "", self._draining_since.get(name, 0.0)
         elif name in self._fleet.router.hand_over:
             state, cause, since = "handing over", "", 0.0
-        return EngineRow(name, state, cause, round(since, 3), engine.view.outstanding)
+        kv, why = engine_state(engine, self._fleet.router.block_tokens), "" if state == "up" else engine.whole_error
+        used = kv.cached_tokens if kv.kv_used_tokens is None else kv.kv_used_tokens
+        return EngineRow(name, state, cause, round(since, 3), engine.view.outstanding, why, kv.kv_tokens, used)
 
     def _tenants(self, signs: Signs) -> Iterator[TenantRow]:
         fleet = self._fleet
@@ -157,7 +185,7 @@ class StatusApi:
 
     async def _status(self, request: Request) -> Response:
         self._access.check(request)
-        status = replace(self._watched.status(), secret=self._secret)
+        status = replace(self._watched.status(self._forwarding.peers.own), secret=self._secret)
         if not self._forwarding.is_alone and not is_of_peer(request.scope):
             status = await self._of_all(status, request)
         return Response(msgspec.json.encode(status), media_type="application/json")
@@ -193,6 +221,7 @@ def merged(found: Sequence[Status]) -> Status:
         [_summed(rows) for rows in _by_name(status.models for status in found)],
         [replace(_summed(rows), weight=rows[0].weight) for rows in _by_name(status.tenants for status in found)],
         refused_reload=list(dict.fromkeys(problem for status in found for problem in status.refused_reload)),
+        gateways=[row for status in found for row in status.gateways],
     )
 
 

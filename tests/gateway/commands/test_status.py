@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from time import time
 from typing import Any
 
 import pytest
@@ -44,6 +45,29 @@ def test_nothing_is_wrong(answers: Answers, capsys: pytest.CaptureFixture[str]) 
     assert "http://gateway   nothing is wrong" in text
     assert {"m 41 0", "acme 7 8 9"} <= set(map(words, text.splitlines()))
     assert "Calls" not in text
+
+
+def test_engines_say_why_and_how_full_and_gateways_what_they_are(
+    answers: Answers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = ENGINES[0] | {"kv_tokens": 1_000, "kv_used_tokens": 250, "reason": ""}
+    down = ENGINES[1] | {"kv_tokens": None, "kv_used_tokens": 0, "reason": "engine b answered with status 500"}
+    gateways = [
+        {"name": "http://one", "version": "1.2", "since": time() - 30, "store": "PostgreSQL", "failing_since": 0.0},
+        {"name": "http://two", "version": "1.1", "since": time() - 7_200, "store": "PostgreSQL", "failing_since": 1.0},
+        {"name": "http://six", "version": "1.1", "since": time() - 30, "store": "", "failing_since": 0.0},
+    ]
+    answers.put("GET /admin/status", status(engines=[full, down], gateways=gateways))
+    assert run() == 0
+    lines = list(map(words, capsys.readouterr().out.splitlines()))
+    engines = {line.split()[0]: line for line in lines if line.startswith(("a ", "b "))}
+    assert "25.0%" in engines["a"]
+    assert "not known engine b answered with status 500" in engines["b"]
+    told = {line.split()[0]: line for line in lines if line.startswith("http://") and "wrong" not in line}
+    assert told["http://one"].endswith("1.2 30 s PostgreSQL ok")
+    assert "1.1 120 min" in told["http://two"] or "1.1 2 h" in told["http://two"]
+    assert "PostgreSQL failing for" in told["http://two"]
+    assert told["http://six"].endswith("30 s")
 
 
 def test_an_engine_is_out(answers: Answers, capsys: pytest.CaptureFixture[str]) -> None:

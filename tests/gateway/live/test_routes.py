@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -20,8 +21,11 @@ ENGINES = [{"name": "a", "url": "http://127.0.0.1:1"}]
 BEARER = {"authorization": f"Bearer {KEY}"}
 
 
-def gateway(tenants: Sequence[dict[str, Any]] = (), **server: Any) -> Gateway:
-    made = Gateway(parse_config({"engines": ENGINES, "server": server, "tenants": [*tenants]}, "test"))
+def gateway(
+    tenants: Sequence[dict[str, Any]] = (), store: Mapping[str, str] = MappingProxyType({}), **server: Any
+) -> Gateway:
+    config = {"engines": ENGINES, "server": server, "tenants": [*tenants], "store": dict(store)}
+    made = Gateway(parse_config(config, "test"))
     made.router.health.answered("a", {"m": 1_000})
     return made
 

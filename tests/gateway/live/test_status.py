@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from pathlib import Path
+from time import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +14,7 @@ import pytest
 from plait.gateway.app import Gateway
 from plait.gateway.config.file import ConfigError
 from plait.gateway.config.sections import Config
+from plait.gateway.fleet.health import HealthState
 from plait.gateway.live.problems import Problem
 from plait.gateway.live.status import EngineRow, ModelRow, Status, StatusApi, TenantRow, merged
 from tests.gateway.live.test_routes import BEARER, KEY, client, gateway
@@ -38,14 +42,48 @@ async def test_a_refused_reload_has_its_reason_until_one_is_taken() -> None:
 async def test_a_gateway_tells_what_it_sees() -> None:
     made = gateway(admin_key=KEY)
     made.engines.drain("a", draining=True)
-    assert await asked(made) == {
+    answer = await asked(made)
+    assert answer == {
         "problems": [],
-        "engines": [{"name": "a", "state": "draining", "cause": "", "since": 0.0, "calls": 0}],
+        "engines": [
+            {"name": "a", "state": "draining", "cause": "", "since": 0.0, "calls": 0, "reason": "", "kv_tokens": None,
+             "kv_used_tokens": 0},
+        ],
+        "gateways": [
+            {"name": "0", "version": version("plait"), "since": answer["gateways"][0]["since"], "store": "",
+             "failing_since": 0.0},
+        ],
         "models": [{"name": "m", "waiting_calls": 0, "held_sessions": 0}],
         "tenants": [],
         "secret": made._thoughts.fingerprint,
         "refused_reload": [],
-    }
+    }  # fmt: skip
+    assert time() - 60 < answer["gateways"][0]["since"] <= time()
+
+
+async def test_a_store_says_its_kind_and_since_when_it_fails(tmp_path: Path) -> None:
+    made = gateway(admin_key=KEY, store={"path": str(tmp_path / "kept" / "s.db")})
+    assert (await asked(made))["gateways"][0]["store"] == "SQLite"
+    made._watched.problems.now = (Problem("store_failing", "", 7.0, "", "p"),)
+    assert (await asked(made))["gateways"][0]["failing_since"] == 7.0
+
+
+async def test_an_engine_that_is_down_says_why_on_all_rows() -> None:
+    made = gateway(admin_key=KEY)
+    made.router.health.unreachable("a", "unreachable", "engine a cannot be reached", "10.0.0.7:80 refused")
+    row = (await asked(made))["engines"][0]
+    assert (row["state"], row["reason"]) == ("down", "engine a cannot be reached: 10.0.0.7:80 refused")
+
+
+async def test_a_problem_has_the_words_of_probes_and_no_others() -> None:
+    """An engine's answer to a call may quote its prompt; problems are in the log."""
+    made = gateway(admin_key=KEY)
+    made.router.health.unreachable("a", "unreachable", "engine a cannot be reached", "10.0.0.7:80 refused")
+    engine = made.router.engines["a"]
+    assert made._watched._fleet.signs(1.0).engines["a"].reason == engine.whole_error
+    for state in (HealthState.EJECTED, HealthState.PROBATION, HealthState.SUSPECT):
+        engine.health.state = state
+        assert made._watched._fleet.signs(1.0).engines["a"].reason == ""
 
 
 async def test_a_gateway_with_another_secret_is_named() -> None:

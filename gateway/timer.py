@@ -45,7 +45,10 @@ class LoopLag:
 
     def __init__(self) -> None:
         self._lags: deque[tuple[float, float]] = deque()  # (when the loop went on, by how many seconds it was late)
-        self._due_s = inf
+        self.due_s = inf
+        """When the timer is due: the loop is late while this is past."""
+        self.went_on_s = -inf
+        """When the latest lag was over."""
         self._timer: asyncio.TimerHandle | None = None
 
     def measure(self, observe: Callable[[float], object]) -> None:
@@ -60,9 +63,10 @@ class LoopLag:
 
     def ran(self, now_s: float, due_s: float) -> float:
         """The timer has run, and is due next at `due_s`. Returns its lag in seconds."""
-        lag_s, self._due_s = max(0.0, now_s - self._due_s), due_s
+        lag_s, self.due_s = max(0.0, now_s - self.due_s), due_s
         if lag_s >= LEAST_LAG_S:
             self._lags.append((now_s, lag_s))
+            self.went_on_s = now_s
         while self._lags and self._lags[0][0] < now_s - KEPT_S:
             self._lags.popleft()
         return lag_s
@@ -74,7 +78,7 @@ class LoopLag:
             if went_on_s <= since_s:
                 break
             late_s += min(lag_s, went_on_s - since_s)
-        unseen_s = now_s - max(since_s, self._due_s)
+        unseen_s = now_s - max(since_s, self.due_s)
         return late_s + (unseen_s if unseen_s >= LEAST_LAG_S else 0.0)
 
     def hides(self, since_s: float, now_s: float) -> bool:

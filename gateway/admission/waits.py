@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple
 
-WaitReason = Literal["slot", "prompts", "turn", "tenant_share", "session", "max_running", "rate", "store"]
+WaitReason = Literal["slot", "prompts", "turn", "tenant_share", "session", "max_running", "rate", "store", "gateway"]
 """What a call waits for.
 
 - `slot`: a free sequence slot of its engine;
@@ -16,7 +16,8 @@ WaitReason = Literal["slot", "prompts", "turn", "tenant_share", "session", "max_
 - `session`: room for its session's context in the engines' caches;
 - `max_running`: the end of another call of its tenant, which is at its limit of running calls;
 - `rate`: its turn by its tenant's rates of calls or tokens, for a call of a program;
-- `store`: the shared store's answer on its tenant's rates.
+- `store`: the shared store's answer on its tenant's rates;
+- `gateway`: the gateway itself, which had too little CPU time or was stopped. Known once the call has ended.
 
 These are strings because reading a member of an `Enum` is a function call in Python 3.11, and every look at an engine
 would read one.

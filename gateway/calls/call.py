@@ -235,3 +235,6 @@ class Ending(msgspec.Struct, frozen=True, eq=False):
     """The call's zero (see `Asked.arrived_s`), in seconds of the event loop's clock, as is `ended_s`."""
 
     ended_s: float = 0.0
+
+    gateway_s: float | None = None
+    """How long the call waited for the gateway itself; None: for no time that matters."""

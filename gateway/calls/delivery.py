@@ -164,6 +164,12 @@ class Delivery(msgspec.Struct, eq=False):
         self.failures += ((booking.placement.engine_id, error),)
         self.tried += ((booking, error.cause),)
 
+    def waited_for(self) -> dict[str, float] | None:
+        """The seconds that the ended call has waited, by reason; None if it has not waited."""
+        assert self.ending is not None
+        named = {} if self.entry is None else self.entry.waiting.waited_for(self.ending.ended_s) or {}
+        return named | ({"gateway": round(self.ending.gateway_s, 3)} if self.ending.gateway_s else {}) or None
+
     def untold(self, error: EngineError) -> EngineError | None:
         """The error, if the answer has begun and its form has no error event: then the connection has to be closed."""
         return error if self.state is DeliveryState.STREAMING and not self.asked.form.has_events else None

@@ -17,7 +17,6 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from plait.backends.errors import PlaitError
-from plait.gateway.admission.backlog import Waiting
 from plait.gateway.calls.call import Attempt, Ending, Outcome
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.reuse_metrics import ReuseCollector
@@ -269,8 +268,8 @@ class CallMetrics:
         mine.calls.value += 1
         if ending.code is not None and not ending.is_told:
             self._count_refusal(ending, ending.code)
-        if delivery.entry is not None and delivery.entry.waiting.waits:
-            self._count_waits(model, delivery.entry.waiting, now_s)
+        if ending.gateway_s or (delivery.entry is not None and delivery.entry.waiting.waits):
+            self._count_waits(model, delivery)
         if attempt is None:
             return
         margin = attempt.margin or attempt.find_margin()
@@ -332,9 +331,9 @@ class CallMetrics:
         """By tenant label, since the start: prompt tokens of answered calls, and generated tokens."""
         return _by_tenant(self._tenant_prompt), _by_tenant(self._tenant_output)
 
-    def _count_waits(self, model: str, waiting: Waiting, now_s: float) -> None:
+    def _count_waits(self, model: str, delivery: Delivery) -> None:
         """Record how long a call waited, for each reason."""
-        for why, waited_s in (waiting.waited_for(now_s) or {}).items():
+        for why, waited_s in (delivery.waited_for() or {}).items():
             self._waited.of[model, why].observe(waited_s)
 
     def _count_slos(

@@ -134,7 +134,11 @@ class CallLog:
             held_s=asked.inputs_s and round(asked.inputs_s, 4),
             placed_s=booking and round(booking.booked_s - arrived_s, 4),
             waited_s=booking and round(booking.sent_s - arrived_s, 4),
-            waited_for=delivery.entry and delivery.entry.waiting.waits and delivery.entry.waiting.waited_for(now_s),
+            waited_for=(
+                delivery.waited_for()
+                if ending.gateway_s or (delivery.entry and delivery.entry.waiting.waits)
+                else None
+            ),
             ttft_s=first_s and round(first_s - arrived_s, 4),
             tpot_s=tpot_s,
             e2e_s=round(now_s - arrived_s, 4),

@@ -50,7 +50,7 @@ from plait.gateway.fleet.booking import Booking
 from plait.gateway.fleet.router import Router
 from plait.gateway.membership.engine_link import EngineLink
 from plait.gateway.membership.recovery import Recovery
-from plait.gateway.timer import loop_time_s
+from plait.gateway.timer import LEAST_LAG_S, LoopLag, loop_time_s
 from plait.policy.types import Call, Placement
 
 Step = Callable[[Delivery], "Step | None"]
@@ -357,9 +357,13 @@ class Relay:
         asked, call = delivery.asked, delivery.call
         code, message = _shown(error or (None if outcome == "client_gone" else problem))
         where = delivery.latest_engine_id if engine_id is None else engine_id
+        now_s, lag, gateway_s = loop_time_s(), self._router.health.lag, None
+        sent_s = now_s if delivery.attempt is None else delivery.attempt.booking.sent_s
+        if sent_s > call.arrived_s + LEAST_LAG_S or lag.went_on_s > sent_s or now_s > lag.due_s + LEAST_LAG_S:
+            gateway_s = _gateway_s(delivery, lag, now_s)
         ending = Ending(
             outcome, status, where, delivery.is_told, error, problem, call.call_id, asked.path, asked.tenant,
-            call.model, code, message, call.arrived_s, loop_time_s(),
+            call.model, code, message, call.arrived_s, now_s, gateway_s,
         )  # fmt: skip
         delivery.enter(DeliveryState.ENDED)
         delivery.ending = ending
@@ -372,6 +376,20 @@ class Relay:
         assert delivery.holdings is not None
         for let_go in delivery.holdings:  # an iterator: after a step has raised, `_broken` comes back for the rest
             let_go(delivery)
+
+
+def _gateway_s(delivery: Delivery, lag: LoopLag, now_s: float) -> float | None:
+    """The seconds of a call that neither a wait nor an engine explains: before the first wait, and in the loop's lags.
+
+    None if they are less than a usual lag.
+    """
+    attempt, entry, arrived_s = delivery.attempt, delivery.entry, delivery.arrived_s
+    booking = delivery.tried[0][0] if delivery.tried else None if attempt is None else attempt.booking
+    sent_s = now_s if booking is None else min(now_s, booking.sent_s)
+    waits = None if entry is None else entry.waiting.waits
+    begun_s = min(sent_s, waits[0].since_s) if waits else sent_s
+    found = [seconds for seconds in (begun_s - arrived_s, lag.since(sent_s, now_s)) if seconds >= LEAST_LAG_S]
+    return sum(found) if found else None
 
 
 def _shown(error: BaseException | str | None) -> tuple[str | None, str | None]:

@@ -87,6 +87,7 @@ def from_log(file: Path, request_id: str) -> Fields:
         "engine": found.get("engine"), "rule": found.get("rule"), "engines": None,
         "cost_s": found.get("cost_s"), "margin_s": found.get("margin_s"), "next_engine": found.get("next_engine"),
         "candidates": [], "failed": None, "meets_slo": None,
+        "predicted_cached_tokens": found.get("predicted_cached_tokens"),
     }  # fmt: skip
     asked = dict.fromkeys(("model", "prompt_tokens", "output_tokens", "code", "status", "outcome", "e2e_s", "path"))
     return asked | dict(found) | {

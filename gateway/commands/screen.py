@@ -268,7 +268,7 @@ class Screen:
                 f"{call['prompt_tokens']:,}",
                 _bar(share or 0.0, 8, "green"),
                 percent(share),
-                seconds(call.get("waited_s")),
+                " ".join(filter(None, (seconds(call.get("waited_s")), call.get("waited_for")))),
                 seconds(call.get("ttft_s")),
                 seconds(call.get("e2e_s")),
                 Text(outcome, "red" if failed else ""),

@@ -52,6 +52,8 @@ class CallRow(msgspec.Struct, omit_defaults=True):
     cached_tokens: int | None = None
     output_tokens: int | None = None
     waited_s: float | None = None
+    waited_for: str | None = None
+    """The reason of its longest wait."""
     ttft_s: float | None = None
     e2e_s: float | None = None
     status: int | None = None
@@ -155,6 +157,7 @@ class Feed:
         del self._open[delivery]
         row.state, row.status, row.outcome = "ended", ending.status, ending.outcome
         row.e2e_s = round(now_s - delivery.arrived_s, 4)
+        waits = delivery.waited_for()
         if attempt is not None:
             booking = attempt.booking
             _place(row, delivery, booking)  # the record may have begun after the call was placed
@@ -163,6 +166,8 @@ class Feed:
             if usage is not None:
                 row.output_tokens = usage.output_tokens
                 row.cached_tokens = row.cached_tokens if usage.cached_tokens is None else usage.cached_tokens
+        if waits is not None:
+            row.waited_s, row.waited_for = round(sum(waits.values()), 4), max(waits, key=waits.__getitem__)
         self._count(row, now_s)
         self._changed(row)
 

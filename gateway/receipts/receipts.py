@@ -115,7 +115,8 @@ class Receipts:
             None if call.slo is None or call.slo == NO_SLO else (call.slo.ttft_s, call.slo.tpot_s, call.slo.jct_s),
             _trace_id(asked.headers),
             self._choices(delivery, call),
-            () if waits is None or waiting is None else _waits(waits, waiting.waited_until_s(now_s)),
+            (() if waits is None or waiting is None else _waits(waits, waiting.waited_until_s(now_s)))
+            + (() if ending is None or not ending.gateway_s else (EndedWait("gateway", ending.gateway_s),)),
             () if waiting is None or not waiting.line_changes else tuple(
                 Move(one.from_id, one.to_id, one.at_s - arrived_s, one.gain_s) for one in waiting.line_changes
             ),

@@ -36,6 +36,7 @@ WAITS: Final[Mapping[str, str]] = {
     "max_running": "for the end of another call of its tenant (max_running)",
     "rate": "for its tenant's rates (calls_per_s, tokens_per_s)",
     "store": "for the store, which was asked for its tenant's rates",
+    "gateway": "for the gateway itself, which had too little CPU time or was stopped",
 }
 ENDS: Final[Mapping[str, str]] = {"running": "It has not ended.", "explained": "Nothing was sent."}
 PARTS: Final[Mapping[str, str]] = {
@@ -69,6 +70,7 @@ def sentences(receipt: Fields) -> Iterator[str]:
         yield f"After {_s(move['at_s'])} it went to {move['to']} from {move['from']}, {why}."
     for attempt in receipt["attempts"]:
         yield from _attempt(attempt)
+    yield from _cached(receipt)
     yield from _end(receipt)
 
 
@@ -142,6 +144,15 @@ def _outcome(receipt: Fields) -> str:
         return f"Its engine refused it with {status} {after}."
     output = f" with {receipt['output_tokens']:,} tokens" if receipt["output_tokens"] else ""
     return f"It was answered with {status}{output} {after}."
+
+
+def _cached(receipt: Fields) -> Iterator[str]:
+    """A sentence about the cached tokens of the prompt; none if the engine did not report them."""
+    cached, attempts = receipt.get("cached_tokens"), receipt["attempts"]
+    if cached is not None and receipt["prompt_tokens"] and attempts:
+        expected = attempts[-1]["predicted_cached_tokens"]
+        said = "" if expected is None else f" ({expected:,} expected)"
+        yield f"{cached:,} of {receipt['prompt_tokens']:,} tokens were cached{said}."
 
 
 def _s(seconds: float) -> str:

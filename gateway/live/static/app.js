@@ -264,7 +264,7 @@ function showCall(row, call) {
   setClass(row, !isEnded ? "running" : call.outcome === "ok" ? "" : "failed");
   const texts = {
     0: time.format(1000 * call.at), 2: call.model, 3: call.tenant, 4: call.engine ?? "–", 5: call.reason ?? "–",
-    6: number.format(call.prompt_tokens), 8: seconds(call.waited_s), 9: seconds(call.ttft_s), 10: seconds(call.e2e_s),
+    6: number.format(call.prompt_tokens), 8: `${seconds(call.waited_s)} ${call.waited_for ?? ""}`.trim(), 9: seconds(call.ttft_s), 10: seconds(call.e2e_s),
     11: isEnded ? `${call.outcome} ${call.status}` : "running",
   };
   for (const [i, text] of Object.entries(texts)) setText(cells[i], text);

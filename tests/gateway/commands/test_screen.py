@@ -102,6 +102,12 @@ def test_the_screen_has_all_parts() -> None:
     assert "no connection" in drawn(shown, 40)
 
 
+def test_a_call_that_waited_says_what_for() -> None:
+    shown = watched()
+    shown.take("calls", {"calls": [call(1), call(2, waited_s=19.4, waited_for="gateway")], "left_out": 0})
+    assert "19.40 s gateway" in drawn(shown)
+
+
 def test_calls_of_agents_have_their_names() -> None:
     shown = watched()
     shown.take("calls", {"calls": [call(1)], "left_out": 0})

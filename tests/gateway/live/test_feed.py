@@ -16,6 +16,7 @@ from plait.gateway.live.feed import MOST_CALLS, MOST_SENT, MOST_WATCHERS, Feed, 
 from plait.gateway.timer import loop_time_s
 from plait.policy.types import Call
 from tests.gateway.calls.scripted_engines import HASHES, JSON, Client, Exchange, FakeHttp, Gateway, gateway, until_stuck
+from tests.gateway.calls.test_logged_waits import late_by
 
 WHOLE = (
     b'{"choices":[{"index":0,"finish_reason":"length","text":"SECRET"}],'
@@ -72,6 +73,20 @@ async def test_a_call_that_was_sent_before_anybody_watched_is_told_at_its_end() 
                 await task
             (row,) = feed.news(watcher).calls
         assert (row.state, row.engine, row.reason, row.outcome) == ("ended", "a", "round_robin", "client_gone")
+
+
+async def test_a_call_says_what_it_waited_for_longest() -> None:
+    async with gateway(FakeHttp(None)) as made:
+        feed, client = feed_of(made), Client()
+        with feed.watching() as watcher:
+            task = asyncio.create_task(made.deliver(client))
+            await until_stuck()
+            await late_by(made, 5.0)
+            client.gone.set()
+            with pytest.raises(ClientGoneError):
+                await task
+            (row,) = feed.news(watcher).calls
+    assert (row.waited_for, row.waited_s) == ("gateway", pytest.approx(5.0, abs=0.1))
 
 
 async def test_a_slow_watcher_gets_the_newest_and_the_count_of_the_others() -> None:

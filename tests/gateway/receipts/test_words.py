@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from struct import pack
 from typing import Any
 
 import msgspec
 import pytest
 
+from plait.gateway.commands.explain import from_log
 from plait.gateway.receipts.receipt import PARTS, WEIGHTS, Candidate, Choice, EndedWait, Limit, Move, Receipt
 from plait.gateway.receipts.told import MOST_BYTES, in_header
 from plait.gateway.receipts.view import shown
@@ -101,6 +104,28 @@ def test_the_whole_story_of_a_call() -> None:
         "It was answered with 200 with 20 tokens after 1.5 s.",
     ):
         assert said in text
+
+
+def test_what_was_cached_and_how_long_the_gateway_was_late() -> None:
+    found = receipt(choice(OWN, cached_tokens=1_088), cached_tokens=1_104, waits=(EndedWait("gateway", 19.4),))
+    text = told(found)
+    assert "It waited 19.4 s for the gateway itself, which had too little CPU time or was stopped." in text
+    assert "1,104 of 2,000 tokens were cached (1,088 expected)." in text
+    assert "cached" not in told(receipt(choice(OWN))), "the engine has not said how many"
+
+
+def test_a_line_of_the_log_tells_the_same(tmp_path: Path) -> None:
+    line = {
+        "event": "call", "request_id": "r-1", "path": "/v1/completions", "status": 200, "outcome": "ok", "model": "m",
+        "engine": "a", "rule": "only_engine", "prompt_tokens": 2_000, "cached_tokens": 64, "output_tokens": 3,
+        "predicted_cached_tokens": 128, "waited_for": {"gateway": 2.5}, "e2e_s": 4.0, "ttft_s": 3.0,
+    }  # fmt: skip
+    (file := tmp_path / "log").write_text(json.dumps(line))
+    text = " ".join(sentences(from_log(file, "r-1")))
+    assert "It waited 2.5 s for the gateway itself" in text
+    assert "64 of 2,000 tokens were cached (128 expected)." in text
+    file.write_text(json.dumps({**line, "predicted_cached_tokens": None}))
+    assert "64 of 2,000 tokens were cached." in " ".join(sentences(from_log(file, "r-1")))
 
 
 def test_a_refusal_names_its_limit() -> None:

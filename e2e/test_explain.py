@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
+import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
@@ -16,7 +19,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from e2e.sdk import asking
-from e2e.server_process import NO_TLS, Server, eventually
+from e2e.server_process import NO_TLS, PLAIT, Server, eventually
 from e2e.servers import Launcher
 from e2e.stub_engine import Script, StubEngine
 from plait.gateway.peers.forwarding import ALL_S
@@ -32,6 +35,7 @@ BUSY_TOKENS: Final = 20_000
 """An engine with one slot answers for longer than a test lasts."""
 
 HOLD_S: Final = 1.0
+STOPPED_S: Final = 1.5
 AT_ONCE: Final = 6
 FAILS: Final = Script(ending="cut")
 """Nothing of an answer, so that another engine gets the call."""
@@ -124,6 +128,35 @@ def receipt(gateway: Server, request_id: str) -> dict[str, Any]:
     assert all(answer.json() == found for answer in answers)
     assert (found["status"], found["code"], found["outcome"]) == (line["status"], line["code"], line["outcome"])
     return found
+
+
+def test_a_call_whose_gateway_was_stopped_while_its_engine_had_it(tmp_path: Path) -> None:
+    with Launcher(tmp_path) as launch, ThreadPoolExecutor(1) as pool:
+        engine = launch.engine("a", time_scale=1)
+        server = launch.gateway([engine], server={"admin_key": "admin"})
+        for process in (engine, server):
+            process.start()
+            process.wait_until_ready()
+        call = pool.submit(send, server, asking("hello", max_tokens=64, ignore_eos=True))
+        eventually(lambda: server.metric("plait_engine_outstanding_calls") == 1)
+        server.signal(signal.SIGSTOP)
+        time.sleep(STOPPED_S)
+        server.signal(signal.SIGCONT)
+        request_id, answer = call.result()
+        assert answer.status_code == 200
+        found = receipt(server, request_id)
+        (wait,) = found["waits"]
+        assert wait["why"] == "gateway"
+        assert STOPPED_S * 0.8 <= wait["for_s"] <= found["e2e_s"]
+        assert lines(server, request_id)[0]["waited_for"] == {"gateway": round(wait["for_s"], 3)}
+        asked = subprocess.run(
+            [PLAIT, "explain", request_id, f"--url={server.url}", "--key=admin"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert "for the gateway itself, which had too little CPU time or was stopped." in asked.stdout
+        assert f"0 of {found['prompt_tokens']} tokens were cached (0 expected)." in asked.stdout
 
 
 def test_an_answered_call(gateway: Server) -> None:

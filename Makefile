@@ -94,7 +94,7 @@ e2e-monitoring: setup
 	$(BIN)/python -m e2e.monitoring.prometheus
 	$(BIN)/python -m pytest e2e/monitoring
 
-# The situations of docs/oncall.md, on embedded engines: ten minutes. Three of them are in `make e2e`.
+# The situations of docs/oncall.md, on embedded engines: ten minutes. Five of them are in `make e2e`.
 e2e-oncall: setup
 	$(BIN)/python -m e2e.oncall
 
@@ -243,13 +243,13 @@ nightly-soak:
 	$(MAKE) soak SOAK=4
 
 nightly-oncall-engines: setup
-	$(BIN)/python -m e2e.oncall hit_rate_fallen engine_slow engine_stuck engine_wrong
+	$(BIN)/python -m e2e.oncall hit_rate_fallen engine_slow engine_stuck engine_wrong engines_out
 
 nightly-oncall-calls: setup
 	$(BIN)/python -m e2e.oncall tenant_floods everything_queues slos_missed requests_break_engines program_hangs
 
 nightly-oncall-gateways: setup
-	$(BIN)/python -m e2e.oncall memory_grows gateway_dies store_down rolling_update
+	$(BIN)/python -m e2e.oncall memory_grows gateway_dies gateways_apart store_down rolling_update
 
 nightly-oncall-quiet: setup
 	$(BIN)/python -m e2e.oncall healthy idle --quiet-s 200

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
+import sys
 from typing import Any
 
 from e2e.oncall.load import OTHER
@@ -15,6 +17,13 @@ from e2e.server_process import Server, eventually
 from e2e.several_gateways import PEER_KEY, SECRET
 
 MEBIBYTE = 2**20
+APART_S = 120
+ANOTHER_CLOCK = f"""
+import runpy, time
+clock = time.time
+time.time = lambda: clock() + {APART_S}
+runpy.run_module("plait.gateway.cli", run_name="__main__", alter_sys=True)
+"""
 
 
 class MemoryGrows(Situation):
@@ -83,6 +92,45 @@ class GatewayDies(SharedStore):
     async def mend(self) -> None:
         self.servers[1].start()
         await asyncio.to_thread(self.servers[1].wait_until_ready)
+
+
+class GatewaysApart(SharedStore):
+    """One of three gateways has another clock, one another key: each gateway that sees them names them."""
+
+    part = "gateways-do-not-trust-each-other"
+    gateways = 3
+    beside = frozenset({"peer_stale", "peer_lost"})  # while they are restarted
+
+    def make_gateways(self) -> list[Server]:
+        gateways = super().make_gateways()
+        self.problems = frozenset({("clocks_differ", gateways[1].url), ("peer_not_trusted", gateways[2].url)})
+        self._command, self._file = gateways[1]._command, self.folder / f"{gateways[2].name}.toml"
+        self._config = self._file.read_text()
+        return gateways
+
+    async def begin(self) -> None:
+        self.servers[1]._command = [sys.executable, "-c", ANOTHER_CLOCK, *self._command[3:]]
+        self._file.write_text(self._config.replace(PEER_KEY, PEER_KEY[::-1]))
+        await self._restart()
+
+    async def _restart(self) -> None:
+        for gateway in self.servers[1:]:
+            await asyncio.to_thread(gateway.stop)
+            gateway.start()
+            await asyncio.to_thread(gateway.wait_until_ready)
+
+    async def shows(self) -> None:
+        """The sentence has the seconds."""
+        status = await asyncio.to_thread(lambda: self.admin("GET", "/status").json())
+        said = {one["about"]: one["sentence"] for one in status["problems"]}
+        seconds = re.search(r"(\d+) s ahead of this one's", said[self.servers[1].url])
+        assert seconds is not None, said
+        assert APART_S - 5 <= int(seconds[1]) <= APART_S + 1
+
+    async def mend(self) -> None:
+        self.servers[1]._command = self._command
+        self._file.write_text(self._config)
+        await self._restart()
 
 
 class StoreDown(SharedStore):

@@ -1,19 +1,19 @@
-"""Runs a situation: what is named, in which time, and that it is over."""
+"""Runs a situation: what is named, in which time, that nothing else is known to be wrong, and that it is over."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from e2e.oncall.load import sending
 from e2e.oncall.of_calls import EverythingQueues, ProgramHangs, RequestsBreakEngines, SlosMissed, TenantFloods
-from e2e.oncall.of_engines import EngineSlow, EngineStuck, EngineWrong, Healthy, HitRateFallen, Idle
-from e2e.oncall.of_gateways import GatewayDies, MemoryGrows, RollingUpdate, StoreDown
+from e2e.oncall.of_engines import EngineSlow, EnginesOut, EngineStuck, EngineWrong, Healthy, HitRateFallen, Idle
+from e2e.oncall.of_gateways import GatewayDies, GatewaysApart, MemoryGrows, RollingUpdate, StoreDown
 from e2e.oncall.situation import Named, Situation
-from e2e.server_process import Server, eventually
+from e2e.oncall.told import check, events
+from e2e.server_process import eventually
 from e2e.servers import Launcher
 
 SITUATIONS: Final[Mapping[str, type[Situation]]] = {
@@ -28,6 +28,8 @@ SITUATIONS: Final[Mapping[str, type[Situation]]] = {
     "requests_break_engines": RequestsBreakEngines,
     "program_hangs": ProgramHangs,
     "gateway_dies": GatewayDies,
+    "gateways_apart": GatewaysApart,
+    "engines_out": EnginesOut,
     "store_down": StoreDown,
     "rolling_update": RollingUpdate,
 }
@@ -51,7 +53,7 @@ class Times(NamedTuple):
 async def run(
     kind: type[Situation], folder: Path, *, before_s: float | None = None, quiet_s: float | None = None
 ) -> Times:
-    """Raises `AssertionError` if the gateway names something else, or at another time.
+    """Raises `AssertionError` if the gateway names something else, or at another time, or knows more than it names.
 
     The situation is brought about after `before_s` of healthy load, its own if None. So is `quiet_s`, in which nothing
     is named in a healthy fleet.
@@ -69,7 +71,7 @@ async def run(
                 )
             assert situation.loses_calls or not situation.load.lost(), situation.load.ended
         except AssertionError as failure:
-            failure.add_note("\n".join(map(str, _events(situation.gateway))))
+            failure.add_note("\n".join(map(str, events(situation.gateway))))
             raise
         finally:
             looking.cancel()
@@ -87,6 +89,8 @@ async def _through(situation: Situation, before_s: float, quiet_s: float) -> Tim
     for code, about in problems:
         await asyncio.to_thread(_is_told, situation, code, about)
     await situation.shows()
+    for server in [server for server in situation.servers if server.running]:
+        await asyncio.to_thread(check, server)
     await asyncio.sleep(quiet_s)
     await situation.mend()
     over_s = await watch.until(problems, there=False)
@@ -105,13 +109,7 @@ def _is_told(situation: Situation, code: str, about: str) -> None:
     assert situation.gateway.metric("plait_problem", code=code, about=about) == 1
 
     def is_logged() -> bool:
-        told = [line for line in _events(situation.gateway) if line["event"] == "problem"]
+        told = [line for line in events(situation.gateway) if line["event"] == "problem"]
         return (code, about) in [(line["code"], line["about"]) for line in told]
 
     eventually(is_logged)
-
-
-def _events(gateway: Server) -> list[dict[str, Any]]:
-    """The lines of the log that are of no call."""
-    lines = [json.loads(line) for line in gateway.log().splitlines() if line.startswith("{")]
-    return [line for line in lines if "request_id" not in line]

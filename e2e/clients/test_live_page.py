@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ import httpx
 import pytest
 
 from e2e.clients.browser import Page, browser, chromium
+from e2e.clients.environment import NODE_MODULES
 from e2e.ports import free_ports
 from e2e.server_process import Server, eventually
 from e2e.servers import Launcher
@@ -52,6 +54,46 @@ def served() -> Iterator[Served]:
 def page() -> Iterator[Page]:
     with browser() as page:
         yield page
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """The script of axe-core, which checks a page by the rules of WCAG and its own."""
+    script = NODE_MODULES / "axe-core" / "axe.min.js"
+    if not script.exists():
+        pytest.skip("there is no axe-core: make clients-environment")
+    return script.read_text(encoding="utf-8")
+
+
+def violations(page: Page, axe: str) -> list[dict[str, Any]]:
+    """What axe-core finds against a page as it is, in light and dark colours."""
+    found: list[dict[str, Any]] = []
+    for scheme in ("light", "dark"):
+        page.colours(scheme)
+        page.look(0.5)  # transitions end
+        page.evaluate(f"{axe}\n; window.found = null; axe.run().then((result) => {{ window.found = result; }}); 0")
+        result = page.eventually(
+            "window.found && JSON.stringify(window.found.violations.map((one) => "
+            "({id: one.id, help: one.help, where: one.nodes.map((node) => node.html)})))"
+        )
+        found += [{"scheme": scheme, **one} for one in json.loads(result)]
+    return found
+
+
+def test_it_has_no_barrier_and_the_keyboard_reaches_it(served: Served, page: Page, axe: str) -> None:
+    page.open(served.url)
+    page.eventually(f"!{is_hidden('ask')}")
+    assert "server.admin_key" in page.evaluate("document.body.innerText"), "it says where the key is"
+    assert violations(page, axe) == []
+
+    page.evaluate(f"document.getElementById('key').value = '{KEY}'; document.querySelector('#ask button').click()")
+    page.eventually("document.querySelectorAll('#calls tbody tr').length >= 5")
+    page.eventually("document.querySelectorAll('#prefixes tbody tr').length >= 1")
+    assert page.evaluate("document.activeElement.id") == "live", "what was focused is hidden"
+    assert violations(page, axe) == []
+    focusable = "[...document.querySelectorAll('[tabindex=\"0\"]')].filter((one) => one.checkVisibility())"
+    assert page.evaluate(f"{focusable}.map((one) => one.id)") == ["live", "engines"]
+    assert page.complaints == []
 
 
 def is_hidden(name: str) -> str:
@@ -134,7 +176,7 @@ def test_a_page_that_nobody_reads_does_not_hold_the_gateway(served: Served) -> N
     thread.join()
 
 
-def test_it_names_what_is_wrong_until_it_is_mended(served: Served, page: Page) -> None:
+def test_it_names_what_is_wrong_until_it_is_mended(served: Served, page: Page, axe: str) -> None:
     page.open(f"{served.url}/#key={KEY}")
     page.eventually("document.querySelectorAll('#engines li').length === 4")
     page.eventually(is_hidden("problem-section"))  # the gateway stood still in an earlier test
@@ -144,6 +186,7 @@ def test_it_names_what_is_wrong_until_it_is_mended(served: Served, page: Page) -
         page.eventually("document.getElementById('problems').innerText.includes('engine_out')")
         assert "engine-3 takes no calls" in page.evaluate("document.getElementById('problems').innerText")
         assert not page.evaluate(is_hidden("problem-section"))
+        assert violations(page, axe) == []
         assert page.complaints == []
     finally:
         os.kill(engine_id, signal.SIGCONT)
@@ -192,6 +235,9 @@ def test_tenants_and_problems_are_of_all_workers(workers: tuple[Server, Server],
     engine.kill()
     page.eventually("document.getElementById('problems').innerText.includes('engine_out')")
     page.eventually("document.getElementById('engines').innerText.includes('<u>two</u>')")
+    page.eventually(
+        "document.querySelector('#engines .why:not(:empty)')?.textContent.includes('refused the connection')"
+    )
     state = page.eventually(
         "document.querySelector('#engines .odd')?.textContent", lambda text: text and "since" in text
     )
@@ -201,7 +247,7 @@ def test_tenants_and_problems_are_of_all_workers(workers: tuple[Server, Server],
     assert page.complaints == []
 
 
-def test_ranks_are_shown_below_their_address(page: Page, tmp_path: Path) -> None:
+def test_ranks_are_shown_below_their_address(page: Page, tmp_path: Path, axe: str) -> None:
     with Launcher(tmp_path) as launch:
         ranked, plain = launch.engine("ranked", options=["--ranks", "4"]), launch.engine("plain")
         gateway = launch.gateway([ranked, plain], server={"admin_key": KEY})
@@ -221,6 +267,7 @@ def test_ranks_are_shown_below_their_address(page: Page, tmp_path: Path) -> None
         ranks = "[...document.querySelectorAll('.ranks > li > h3 > span:first-child')].map((name) => name.textContent)"
         assert page.evaluate(ranks) == [f"ranked@{rank}" for rank in range(4)]
         assert page.evaluate("document.querySelectorAll('.ranks > li > .bar > i').length") >= 4
+        assert violations(page, axe) == []
         assert page.evaluate("document.body.scrollHeight <= innerHeight"), "all of it fits"
 
         ranked.kill()

@@ -72,6 +72,7 @@ function newEngine() {
     element("h3", "", element("span", ""), element("span", "health")),
     element("div", "bar"),
     element("p", "kv", element("span", ""), element("span", "")),
+    element("p", "why"),
     element("dl", "queue", part("running"), part("waiting"), part("queued"), part("to compute")),
     element("ol", "ranks"),
   );
@@ -87,7 +88,7 @@ function addressesOf(engines) {
 }
 
 function showEngine(item, engine, prefixes) {
-  const [title, bar, kv, queue, list] = item.children;
+  const [title, bar, kv, why, queue, list] = item.children;
   const { ranks = [] } = engine, all = ranks.length ? ranks : [engine];
   const odd = all.map(stateOf).filter((state) => state !== "up"), part = odd.length % all.length;
   const count = ranks.length ? `${part ? `${part} of ` : ""}${ranks.length} ranks ` : "";
@@ -96,6 +97,7 @@ function showEngine(item, engine, prefixes) {
   setClass(title.children[1], odd.length ? "health odd" : "health");
   const share = (prefix) => sum(all, (one) => prefix.engines[one.name] ?? 0);
   sized(list, ranks.length, newEngine);
+  if (ranks.length && list.tabIndex) Object.assign(list, { tabIndex: 0, ariaLabel: `Ranks of ${engine.name}` });
   ranks.forEach((rank, i) => showEngine(list.children[i], rank, prefixes));
   const size = engine.kv_tokens || Math.max(1, engine.cached_tokens);
   const used = engine.kv_used_tokens ?? engine.cached_tokens;
@@ -118,6 +120,7 @@ function showEngine(item, engine, prefixes) {
   bar.setAttribute("aria-label", use);
   setText(kv.children[0], use);
   setText(kv.children[1], `${tokens(engine.cached_tokens)} cached, ${engine.knowledge}`);
+  setText(why, states.get(engine.name)?.reason ?? "");
   const figures = [engine.running_calls, engine.waiting_calls, engine.queued_calls, engine.outstanding_tokens];
   figures.forEach((figure, i) => {
     setText(queue.children[i].lastElementChild, figure < 1000 ? String(figure) : `${(figure / 1000).toFixed(1)}k`);
@@ -352,7 +355,9 @@ async function watch(key) {
         sessionStorage.setItem(STORED, key);
         running.clear();
         ended.clear();
+        const hadFocus = by("ask").contains(document.activeElement);
         show(true);
+        if (hadFocus) by("live").focus();
         say("live", "live");
         pause_s = 0.5;
         look(headers, abort).catch(() => abort.abort());

@@ -249,7 +249,7 @@ nightly-oncall-calls: setup
 	$(BIN)/python -m e2e.oncall tenant_floods everything_queues slos_missed requests_break_engines program_hangs
 
 nightly-oncall-gateways: setup
-	$(BIN)/python -m e2e.oncall memory_grows gateway_dies gateways_apart store_down rolling_update
+	$(BIN)/python -m e2e.oncall memory_grows gateway_dies gateways_apart store_down rolling_update reload_refused
 
 nightly-oncall-quiet: setup
 	$(BIN)/python -m e2e.oncall healthy idle --quiet-s 200

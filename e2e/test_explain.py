@@ -130,16 +130,23 @@ def receipt(gateway: Server, request_id: str) -> dict[str, Any]:
     return found
 
 
-def test_a_call_whose_gateway_was_stopped_while_its_engine_had_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_sent", [True, False], ids=["running", "unread"])
+def test_a_call_whose_gateway_was_stopped(tmp_path: Path, is_sent: bool) -> None:
+    """The gateway had sent it to its engine, or has not read it yet."""
     with Launcher(tmp_path) as launch, ThreadPoolExecutor(1) as pool:
         engine = launch.engine("a", time_scale=1)
         server = launch.gateway([engine], server={"admin_key": "admin"})
         for process in (engine, server):
             process.start()
             process.wait_until_ready()
-        call = pool.submit(send, server, asking("hello", max_tokens=64, ignore_eos=True))
-        eventually(lambda: server.metric("plait_engine_outstanding_calls") == 1)
+        eventually(lambda: server.metric("plait_engine_up") == 1)
+        body = asking("hello", max_tokens=64, ignore_eos=True)
+        if is_sent:
+            call = pool.submit(send, server, body)
+            eventually(lambda: server.metric("plait_engine_outstanding_calls") == 1)
         server.signal(signal.SIGSTOP)
+        if not is_sent:
+            call = pool.submit(send, server, body)
         time.sleep(STOPPED_S)
         server.signal(signal.SIGCONT)
         request_id, answer = call.result()

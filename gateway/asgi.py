@@ -292,6 +292,9 @@ class Nowhere:
 ID: Final = "plait.id"
 """The key of `id_of` in a scope."""
 
+UNREAD_S: Final = "plait.unread_s"
+"""In a request's scope: for how long the system had its latest bytes before a late event loop read them."""
+
 ON_KNOWN: Final = "plait.on_known"
 """The key in a scope for the function to call if the request has a valid key. Absent once its connection is known."""
 

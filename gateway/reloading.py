@@ -120,20 +120,23 @@ class Reloading:
 
     def reload(self, load: Callable[[], Config]) -> None:
         """Read the engines' certificates again, and with `load` the configuration. An invalid one changes nothing."""
+        refused = []
         try:
             if SYSTEM_TRUST.reload():
                 log.info("certificates reloaded")
         except TrustError as error:
+            refused = [str(error)]
             log.error("certificates refused, the old ones stay", problem=str(error))  # noqa: TRY400 - not a defect
         try:
             after = load()
         except ConfigError as error:
             self._reloads.labels("refused").inc()
-            self.refused = problems = str(error).splitlines()
+            problems = str(error).splitlines()
+            self.refused = refused + problems
             log.error("configuration refused, the old one stays", problems=problems)  # noqa: TRY400 - not a defect
             return
         self._reloads.labels("applied").inc()
-        self.refused = []
+        self.refused = refused
         self.apply(after)
 
     def apply(self, after: Config) -> ConfigChange:
@@ -194,4 +197,5 @@ class Reloading:
         try:
             self._engines.put(engine)
         except (ConflictError, ValueError) as error:
+            self.refused = [*self.refused, f"engine {engine.name}: {error}"]
             log.error("engine not taken over", engine=engine.name, problem=str(error))  # noqa: TRY400 - not a defect

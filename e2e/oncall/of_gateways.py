@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import socket
 import sys
 from typing import Any
@@ -48,6 +49,30 @@ class MemoryGrows(Situation):
     async def mend(self) -> None:
         for sender in self._clients:
             sender.close()
+
+
+class ReloadRefused(Situation):
+    """The configuration is changed to one that is not valid, and loaded again."""
+
+    part = "a-reload-was-refused"
+    problems = frozenset({("reload_refused", "")})
+    callers = 1
+
+    async def begin(self) -> None:
+        self._file = self.folder / "gateway.toml"
+        self._config = self._file.read_text()
+        self._file.write_text(f"{self._config}[admission]\nmax_wait_s = -1\n")
+        self.gateway.signal(signal.SIGHUP)
+
+    async def shows(self) -> None:
+        """The sentence says what is wrong in the file."""
+        status = await asyncio.to_thread(lambda: self.admin("GET", "/status").json())
+        (sentence,) = [one["sentence"] for one in status["problems"] if one["code"] == "reload_refused"]
+        assert "admission.max_wait_s" in sentence, sentence
+
+    async def mend(self) -> None:
+        self._file.write_text(self._config)
+        self.gateway.signal(signal.SIGHUP)
 
 
 class SharedStore(Situation):

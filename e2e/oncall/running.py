@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from e2e.oncall.load import sending
 from e2e.oncall.of_calls import EverythingQueues, ProgramHangs, RequestsBreakEngines, SlosMissed, TenantFloods
 from e2e.oncall.of_engines import EngineSlow, EnginesOut, EngineStuck, EngineWrong, Healthy, HitRateFallen, Idle
-from e2e.oncall.of_gateways import GatewayDies, GatewaysApart, MemoryGrows, RollingUpdate, StoreDown
+from e2e.oncall.of_gateways import GatewayDies, GatewaysApart, MemoryGrows, ReloadRefused, RollingUpdate, StoreDown
 from e2e.oncall.situation import Named, Situation
 from e2e.oncall.told import check, events
 from e2e.server_process import eventually
@@ -30,6 +30,7 @@ SITUATIONS: Final[Mapping[str, type[Situation]]] = {
     "gateway_dies": GatewayDies,
     "gateways_apart": GatewaysApart,
     "engines_out": EnginesOut,
+    "reload_refused": ReloadRefused,
     "store_down": StoreDown,
     "rolling_update": RollingUpdate,
 }

@@ -15,7 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from e2e.server_process import Server, eventually
 from plait.gateway.config.values import RANK_NAME
-from plait.gateway.peers.roster import STALE, STRANGER
 
 ADMIN: Final = {"authorization": "Bearer the-admin-key"}
 AWAY: Final = frozenset({"peer_stale", "clocks_differ", "peer_lost"})
@@ -44,8 +43,8 @@ SIGNS: Final[Mapping[str, frozenset[str]]] = {
     "log: token ids not sent": frozenset({"engine_differs"}),
     "log: the store cannot be used: what comes now is in memory only": frozenset({"store_failing"}),
     "log: configuration refused, the old one stays": frozenset({"reload_refused"}),
-    f"log: {STALE}": AWAY | {"peer_not_trusted"},  # logged once; it may have another key since
-    f"log: {STRANGER}": AWAY | {"peer_not_trusted"},
+    "log: certificates refused, the old ones stay": frozenset({"reload_refused"}),
+    "log: engine not taken over": frozenset({"reload_refused"}),
 }
 """`plait_problem` and the log's `problem` name a code themselves."""
 

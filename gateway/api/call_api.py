@@ -40,6 +40,7 @@ from plait.gateway.api.responses_api import ContinuedResponse, KeptResponse, con
 from plait.gateway.api.rewritten_answer import RewrittenAnswer, TranslatedAnswer
 from plait.gateway.asgi import (
     NAME,
+    UNREAD_S,
     ClientGoneError,
     OnEnd,
     Sink,
@@ -378,7 +379,8 @@ class CallApi:
         if body.find(b'"plait"') >= 0:  # faster than `in`, which first raises and catches a TypeError
             return None
         began_s, turns = thread_time(), self.bodies.turns
-        call = PlainCall(self, Incoming(path, headers, b"", id_of(scope), loop_time_s(), ""), client, on_end)
+        arrived_s = loop_time_s() - scope.get(UNREAD_S, 0.0)
+        call = PlainCall(self, Incoming(path, headers, b"", id_of(scope), arrived_s, ""), client, on_end)
         try:
             tenant = self.keys.check(scope)
         except Exception as error:  # noqa: BLE001 - a bug, too, ends the call, and goes to `on_end`
@@ -437,7 +439,8 @@ class CallApi:
         if path not in ROUTES or scope["type"] != "http":
             await self.rest(scope, receive, send)
             return
-        call = TaskCall(self, Incoming(path, scope["headers"], b"", id_of(scope), loop_time_s(), ""))
+        arrived_s = loop_time_s() - scope.get(UNREAD_S, 0.0)
+        call = TaskCall(self, Incoming(path, scope["headers"], b"", id_of(scope), arrived_s, ""))
         if path == MESSAGES_PATH:
             send = _named(send, id_of(scope))
         try:

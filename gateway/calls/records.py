@@ -104,7 +104,7 @@ class CallLog:
         asked, call, attempt, ending = delivery.asked, delivery.call, delivery.attempt, delivery.ending
         assert ending is not None
         tenant = self._tenant_label(ending.tenant)
-        usage, arrived_s, now_s = delivery.usage, ending.arrived_s, ending.ended_s
+        usage, entry, arrived_s, now_s = delivery.usage, delivery.entry, ending.arrived_s, ending.ended_s
         booking = None if attempt is None else attempt.booking
         placement = None if booking is None else booking.placement
         first_s = None if booking is None else booking.first_token_s
@@ -134,11 +134,7 @@ class CallLog:
             held_s=asked.inputs_s and round(asked.inputs_s, 4),
             placed_s=booking and round(booking.booked_s - arrived_s, 4),
             waited_s=booking and round(booking.sent_s - arrived_s, 4),
-            waited_for=(
-                delivery.waited_for()
-                if ending.gateway_s or (delivery.entry and delivery.entry.waiting.waits)
-                else None
-            ),
+            waited_for=delivery.waited_for() if ending.gateway_s or (entry and entry.waiting.waits) else None,
             ttft_s=first_s and round(first_s - arrived_s, 4),
             tpot_s=tpot_s,
             e2e_s=round(now_s - arrived_s, 4),

@@ -155,7 +155,9 @@ class Screen:
             title = "Shared prefixes, and the part that each engine holds"
             yield ScreenPart(title, self._prefix_rows(), MOST_PREFIXES, self._prefixes)
         yield ScreenPart("Models", status["models"], MOST_ROWS, _counts, is_needed=False)
-        busiest = sorted(status["tenants"], key=_business, reverse=True)
+        busiest = sorted(
+            status["tenants"], key=lambda row: (-row["waiting_calls"], -row["answered_calls"] - row["failed_calls"])
+        )
         yield ScreenPart("Tenants, since the start", busiest, MOST_ROWS, _counts, is_needed=False)
 
     def _engine_rows(self) -> list[Json]:
@@ -197,17 +199,11 @@ class Screen:
         for row in rows:
             is_up, name = row["state"] == "up", row["name"]
             state = Text(row["state"] if is_up else f"{row['state']} {row['cause']}", "green" if is_up else "red")
-            cells = self._cache(live[name]) if name in live else ("",) * (len(more) - 1) + (_filled(row),)
+            cells = self._cache(live[name]) if name in live else (*[""] * (len(more) - 1), _filled(row))
             shown = f"  {name}" if RANK_NAME.search(name) else name
             shown += f", {len(row['ranks'])} ranks" if "ranks" in row else ""
-            table.add_row(
-                Text(shown, "bold"),
-                state,
-                ago(row["since"]),
-                f"{row['calls']}",
-                *cells,
-                *(row.get("reason", "") for _ in why),
-            )
+            cells += tuple(row.get("reason", "") for _ in why)
+            table.add_row(Text(shown, "bold"), state, ago(row["since"]), f"{row['calls']}", *cells)
         return table
 
     def _cache(self, engine: Json) -> tuple[RenderableType, ...]:
@@ -336,11 +332,6 @@ def _gateways(rows: Sequence[Json]) -> Table:
         store = Text(failing, "red") if failing else Text(row["store"] and f"{row['store']} ok")
         table.add_row(row["name"], row["version"], ago(row["since"]), store)
     return table
-
-
-def _business(tenant: Json) -> tuple[int, int]:
-    """A sort key: the waiting calls of a tenant, then its ended calls."""
-    return tenant["waiting_calls"], tenant["answered_calls"] + tenant["failed_calls"]
 
 
 def _counts(rows: Sequence[Json]) -> Table:

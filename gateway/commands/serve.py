@@ -179,8 +179,9 @@ def _serve(gateway: Gateway, worker: Worker, load: Callable[[], Config]) -> None
     connections = bounds_by_descriptors(server.max_connections)
     gateway.bodies.serve(connections.max_connections)
     bounds = ClientBounds(
-        limits, gateway.refusals.unread, slow_clients, connections, worker.share, needs_keys=gateway.needs_keys
-    )
+        limits, gateway.refusals.unread, slow_clients, connections, worker.share, needs_keys=gateway.needs_keys,
+        lag=gateway.router.health.lag,
+    )  # fmt: skip
     on_hangup = partial(gateway.reload, load)
     stops = Stops(gateway, server.drain_delay_s, server.shutdown_grace_s, on_hangup, worker.parent, worker.share)
     run_draining_server(gateway.app, worker.sockets, stops, bounds)

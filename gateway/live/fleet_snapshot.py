@@ -135,19 +135,10 @@ def engine_state(engine: FleetEngine, block_tokens: int) -> EngineState:
 
 def _models(admission: Admission) -> list[ModelState]:
     backlogs, gates = admission.queue.backlogs, admission.sessions.gates
-    found = []
-    for model in sorted({*backlogs, *gates})[:MOST_ENGINES]:
-        backlog, gate = backlogs.get(model), gates.get(model)
-        found.append(
-            ModelState(
-                model,
-                0 if backlog is None else backlog.length,
-                0.0 if backlog is None else round(backlog.wait_s, 3),
-                0 if gate is None else len(gate.live),
-                0 if gate is None else len(gate.held),
-            )
-        )
-    return found
+    queues = {model: (one.length, round(one.wait_s, 3)) for model, one in backlogs.items()}
+    sessions = {model: (len(one.live), len(one.held)) for model, one in gates.items()}
+    models = sorted({*queues, *sessions})[:MOST_ENGINES]
+    return [ModelState(model, *queues.get(model, (0, 0.0)), *sessions.get(model, (0, 0))) for model in models]
 
 
 def _rounded(value: float | None) -> float | None:

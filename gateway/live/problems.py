@@ -389,7 +389,7 @@ def _of_gateway(signs: Signs, lately: Signs) -> Iterator[Finding]:
         yield Finding("store_failing", "", f"The store cannot be written: {signs.store_problem}.")
     if signs.refused_reload:
         why = "; ".join(signs.refused_reload)
-        yield Finding("reload_refused", "", f"The old configuration stays, because the file is not valid: {why}.")
+        yield Finding("reload_refused", "", f"A reload was refused, and what was before stays: {why}.")
     for url, since_wall_s in signs.missed.items():
         yield Finding("peer_lost", url, f"The gateway at {url} has died, and is not back.", since_wall_s)
     for url, (code, sentence) in signs.odd_peers.items():

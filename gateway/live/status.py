@@ -24,6 +24,7 @@ from starlette.routing import Route
 
 from plait.gateway.api.auth import AdminAccess
 from plait.gateway.fleet.engine import FleetEngine
+from plait.gateway.fleet.health import HealthState
 from plait.gateway.live.fleet_snapshot import engine_state
 from plait.gateway.live.problems import Problem, Problems, Signs
 from plait.gateway.live.signs import SeenFleet
@@ -161,7 +162,8 @@ class Watched(Collector):
             state, cause, since = "draining", "", self._draining_since.get(name, 0.0)
         elif name in self._fleet.router.hand_over:
             state, cause, since = "handing over", "", 0.0
-        kv, why = engine_state(engine, self._fleet.router.block_tokens), "" if state == "up" else engine.whole_error
+        kv, is_up = engine_state(engine, self._fleet.router.block_tokens), engine.health.state is HealthState.UP
+        why = "" if is_up else engine.whole_error
         used = kv.cached_tokens if kv.kv_used_tokens is None else kv.kv_used_tokens
         return EngineRow(name, state, cause, round(since, 3), engine.view.outstanding, why, kv.kv_tokens, used)
 

@@ -12,24 +12,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-import structlog
-
 from plait.gateway.peers.peers import Peers
 from plait.gateway.peers.signatures import LIFE_S
 from plait.gateway.store.event_log import LEASE_S, Member
 
-STRANGER: Final = "a row of the store's gateways is not signed with our peer_key: nothing is sent there"
-STALE: Final = "a gateway has signed its row at another time: do the clocks differ? Nothing is sent there"
 CLOCK: Final = "The clock of the gateway at {url} is {apart} this one's: they send each other nothing. Set the clocks."
-NOT_TRUSTED: Final = "The gateway at {url} has signed its row with another server.peer_key, or not: it is sent nothing."
+NOT_TRUSTED: Final = "The row of the gateway at {url} is not signed with our server.peer_key: nothing is sent there."
 
 OVER_S: Final = LEASE_S / 2
 """A row that was older than this before it vanished was deleted by others: its gateway renews it each second."""
 
 MISSED_S: Final = 600.0
 """How long a dead gateway is reported as down. After that, it was probably removed on purpose."""
-
-log = structlog.get_logger(__name__)
 
 
 class Roster:
@@ -47,7 +41,6 @@ class Roster:
         self.missed: dict[str, float] = {}
         self.odd: dict[str, tuple[str, str]] = {}
         self._peers = peers
-        self._noted: set[int] = set()  # the epochs of odd rows that were logged
         self._renewed: dict[str, tuple[str, float]] = {}  # by address: the signature, and when it was first read
         self._read_s = 0.0  # the time of the last `read`
 
@@ -56,32 +49,26 @@ class Roster:
         return strangers | {member.url: "stale" if member.is_stale else "live" for member in self.members}
 
     def read(self, rows: Sequence[Member], now_unix_s: float) -> None:
-        """Replace the rows. Logs each odd row once."""
+        """Replace the rows."""
         members, strangers, odd = list[Member](), list[Member](), dict[str, tuple[str, str]]()
-        noted = {row.epoch for row in rows} & self._noted
         for row in rows:
             signed_s = self._peers.key.row_signed_s(row.signature, row.epoch, row.url, row.release)
-            if signed_s is not None:
-                behind_s = round(now_unix_s - signed_s)
-                is_old = abs(now_unix_s - signed_s) > LIFE_S
-                if row.is_stale:
-                    odd[row.url] = "peer_stale", f"The gateway at {row.url} has not renewed its lease in time."
-                elif is_old:
-                    apart = f"{behind_s} s behind" if behind_s > 0 else f"{-behind_s} s ahead of"
-                    odd[row.url] = "clocks_differ", CLOCK.format(url=row.url, apart=apart)
-                if is_old and not row.is_stale and row.epoch not in noted:
-                    log.warning(STALE, url=row.url, seconds=behind_s)
-                    noted.add(row.epoch)
-                members.append(row._replace(is_stale=row.is_stale or is_old))
-            else:
+            if signed_s is None:
                 strangers.append(row)
-                odd[row.url] = "peer_not_trusted", NOT_TRUSTED.format(url=row.url)
-                if row.epoch not in noted:
-                    log.error(STRANGER, url=row.url, epoch=row.epoch, is_signed=bool(row.signature))
-                    noted.add(row.epoch)
-        live = {member.url for member in members if not member.is_stale}
-        self.odd = {url: told for url, told in odd.items() if url not in live or told[0] == "peer_not_trusted"}
-        self.members, self.strangers, self._noted = members, strangers, noted
+                continue
+            behind_s = round(now_unix_s - signed_s)
+            is_old = abs(now_unix_s - signed_s) > LIFE_S
+            members.append(row._replace(is_stale=row.is_stale or is_old))
+            if row.is_stale:
+                odd[row.url] = "peer_stale", f"The gateway at {row.url} has not renewed its lease in time."
+            elif is_old:
+                apart = f"{behind_s} s behind" if behind_s > 0 else f"{-behind_s} s ahead of"
+                odd[row.url] = "clocks_differ", CLOCK.format(url=row.url, apart=apart)
+        for member in members:
+            if not member.is_stale:  # it is back after a death
+                odd.pop(member.url, None)
+        odd |= {row.url: ("peer_not_trusted", NOT_TRUSTED.format(url=row.url)) for row in strangers}
+        self.members, self.strangers, self.odd = members, strangers, odd
         self._miss(now_unix_s)
 
     def _miss(self, now_unix_s: float) -> None:

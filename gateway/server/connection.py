@@ -23,6 +23,8 @@ be sending: the kernel would answer with RST, and the client would lose the answ
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -32,12 +34,13 @@ from starlette.types import ASGIApp
 
 from plait.backends.errors import CallerError, PlaitError, TooManyConnectionsError
 from plait.backends.http.connection import Deadline
-from plait.gateway.asgi import ON_KNOWN, OnRefused, id_of, write_error
+from plait.gateway.asgi import ON_KNOWN, UNREAD_S, OnRefused, id_of, write_error
 from plait.gateway.server.balance import Share
 from plait.gateway.server.request_bounds import ConnectionBounds, Header, Part, RequestBounds, RequestLimits
 from plait.gateway.server.request_reader import RequestReader
 from plait.gateway.server.served_request import ServedReceive, ServedRequest, Stage
 from plait.gateway.server.slow_clients import Patience, SlowClients
+from plait.gateway.timer import LAG_CHECK_S, LEAST_LAG_S, LoopLag
 
 MAX_PIPELINED: Final = 8
 """The most pipelined requests that wait on a connection. Plait's clients and the SDKs send none."""
@@ -74,6 +77,8 @@ class ClientBounds:
     idle_s: float = IDLE_S
     needs_keys: Callable[[], bool] = lambda: False
     """Whether a client's requests need a key, so that one without is a stranger (`ConnectionBounds`)."""
+    lag: LoopLag = field(default_factory=LoopLag)
+    """The event loop's lag, as far as it is measured."""
 
 
 class Server(Protocol):
@@ -158,7 +163,10 @@ class Connection(asyncio.Protocol):
         if self._is_refused:
             return  # until the connection closes
         self._of_client.connections.idle.pop(self, None)
-        self._now_s = self._loop.time()
+        self._now_s = now_s = self._loop.time()
+        lag = self._of_client.lag
+        is_late = now_s < lag.went_on_s + LAG_CHECK_S or now_s > lag.due_s + LEAST_LAG_S
+        self._scope[UNREAD_S] = _unread_s(self.transport) if is_late else 0.0
         try:
             self._reader.read(data, self._now_s)
         except PlaitError as error:
@@ -371,6 +379,15 @@ class Connection(asyncio.Protocol):
             self._of_client.share.went()
         self._reader.end()
         del self._deadline  # breaks a reference cycle
+
+
+def _unread_s(transport: asyncio.Transport) -> float:
+    """For how long the system has had the latest bytes of a connection: `tcpi_last_data_recv` of Linux, in ms."""
+    try:
+        info = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 56)
+    except (AttributeError, OSError):  # another system, or another kind of socket
+        return 0.0
+    return int.from_bytes(info[52:56], sys.byteorder) / 1e3
 
 
 def _address(address: Any) -> tuple[str, int] | None:

@@ -232,6 +232,9 @@ async def test_certificates_are_read_again(running: Running, monkeypatch: pytest
     said = {"event": "certificates reloaded", "log_level": "info"}
     refusal = {"event": "certificates refused, the old ones stay", "problem": problem, "log_level": "error"}
     assert logs[0] == (said if valid else refusal)
+    assert running.reloading.refused == [*([] if valid else [problem]), "nonsense"], "status has all of them"
+    running.reloading.reload(lambda: running.reloading.config)
+    assert running.reloading.refused == ([] if valid else [problem])
 
 
 def test_certificates_that_cannot_be_read_are_an_error_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

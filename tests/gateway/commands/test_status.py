@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from time import time
 from typing import Any
 
@@ -64,10 +65,9 @@ def test_engines_say_why_and_how_full_and_gateways_what_they_are(
     assert "25.0%" in engines["a"]
     assert "not known engine b answered with status 500" in engines["b"]
     told = {line.split()[0]: line for line in lines if line.startswith("http://") and "wrong" not in line}
-    assert told["http://one"].endswith("1.2 30 s PostgreSQL ok")
-    assert "1.1 120 min" in told["http://two"] or "1.1 2 h" in told["http://two"]
-    assert "PostgreSQL failing for" in told["http://two"]
-    assert told["http://six"].endswith("30 s")
+    assert re.search(r" 1\.2 3\d s PostgreSQL ok$", told["http://one"])
+    assert " 1.1 2 h PostgreSQL failing for" in told["http://two"]
+    assert re.search(r" 1\.1 3\d s$", told["http://six"])
 
 
 def test_an_engine_is_out(answers: Answers, capsys: pytest.CaptureFixture[str]) -> None:

@@ -156,7 +156,7 @@ def test_a_problem_gives_the_reason_of_what_went_wrong() -> None:
     assert {one.code: one.sentence for one in found} == {
         "engine_out": "b takes no calls: it is down (unreachable): engine b cannot be reached: 10.0.0.7:80 refused the "
         "connection.",
-        "reload_refused": "The old configuration stays, because the file is not valid: c.toml: one; c.toml: two.",
+        "reload_refused": "A reload was refused, and what was before stays: c.toml: one; c.toml: two.",
     }
 
 

@@ -162,6 +162,11 @@ class FleetEngine:
         """The last error with its detail, for operators."""
         return ": ".join(filter(None, (self.last_error, self.last_detail)))
 
+    @property
+    def why_down(self) -> str:
+        """Why its latest probe failed, if it is down. Other errors may quote a request."""
+        return self.whole_error if self.health.state is HealthState.DOWN else ""
+
     def went_wrong(self, error: str, detail: str = "") -> None:
         self.last_error, self.last_detail = error, detail
 

@@ -14,7 +14,6 @@ from plait.gateway.admission.admission import Admission
 from plait.gateway.calls.metrics import NO_TOTALS, CallMetrics
 from plait.gateway.durability.durability import Durability
 from plait.gateway.fleet.engine import FleetEngine, degradation
-from plait.gateway.fleet.health import HealthState
 from plait.gateway.fleet.router import Router
 from plait.gateway.live.problems import EngineSigns, ModelSigns, Signs, TenantSigns
 from plait.gateway.log.events import dropped_lines
@@ -108,7 +107,7 @@ def _engine(engine: FleetEngine, now_s: float, *, draining: bool) -> EngineSigns
         owed,
         silent_s,
         degradation(engine),
-        engine.whole_error if engine.health.state is HealthState.DOWN else "",  # other errors may quote requests
+        engine.why_down,
     )
 
 

@@ -24,7 +24,6 @@ from starlette.routing import Route
 
 from plait.gateway.api.auth import AdminAccess
 from plait.gateway.fleet.engine import FleetEngine
-from plait.gateway.fleet.health import HealthState
 from plait.gateway.live.fleet_snapshot import engine_state
 from plait.gateway.live.problems import Problem, Problems, Signs
 from plait.gateway.live.signs import SeenFleet
@@ -61,7 +60,7 @@ class GatewayRow(msgspec.Struct):
 class EngineRow(msgspec.Struct):
     """An engine. `state` is its health, `handing over` or `draining`, `since` in seconds from 1970 (0: not known).
 
-    `calls` are on the engine, or in its line. `reason` is the latest error, `kv_tokens` the size of the KV cache.
+    `calls` are on the engine, or in its line. `reason` is why its latest probe failed, `kv_tokens` the KV cache's size.
     """
 
     name: str
@@ -162,8 +161,7 @@ class Watched(Collector):
             state, cause, since = "draining", "", self._draining_since.get(name, 0.0)
         elif name in self._fleet.router.hand_over:
             state, cause, since = "handing over", "", 0.0
-        kv, is_up = engine_state(engine, self._fleet.router.block_tokens), engine.health.state is HealthState.UP
-        why = "" if is_up else engine.whole_error
+        kv, why = engine_state(engine, self._fleet.router.block_tokens), engine.why_down
         used = kv.cached_tokens if kv.kv_used_tokens is None else kv.kv_used_tokens
         return EngineRow(name, state, cause, round(since, 3), engine.view.outstanding, why, kv.kv_tokens, used)
 

@@ -48,8 +48,17 @@ SIGNS: Final[Mapping[str, frozenset[str]]] = {
 }
 """`plait_problem` and the log's `problem` name a code themselves."""
 
-NO_STATE: Final = frozenset({"engine draining", "engine failed a call"})
-"""Warnings of what has happened once, or of what an administrator has asked for."""
+NO_STATE: Final = frozenset(
+    {
+        "engine draining",
+        "engine failed a call",
+        "engine has no cache-state report: its cache is estimated",
+        "no tokenizer found: tokens are estimated, and cached prefixes are guessed",
+    }
+)
+"""Warnings of what has happened once, of what an administrator has asked for, and of how an engine without the adapter
+is served for as long as it runs.
+"""
 
 OVER: Final = {
     "the store is written again": "the store cannot be used: what comes now is in memory only",

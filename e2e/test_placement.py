@@ -61,7 +61,8 @@ def test_a_request_id_is_echoed_or_given(client: OpenAI, fleet: Fleet, stream: b
 def test_a_promise_is_answered(client: OpenAI, fleet: Fleet, stream: bool) -> None:
     def told(what: str, ms: float) -> str | None:
         asked = asking(fresh_prefix(), stream=stream, extra_body={"plait": {f"slo_{what}_ms": ms}})
-        return headers_of(client, **asked)[0].get("plait-slo")
+        found: str | None = headers_of(client, **asked)[0].get("plait-slo")
+        return found
 
     assert told("jct", 60_000) == "expected"
     judged = [told("tpot", 60_000), told("ttft", 60_000), told("ttft", 0.01)]

@@ -56,6 +56,9 @@ class Slo(NamedTuple):
 
 NO_SLO: Final = Slo()
 
+NEAR_S: Final = 10.0
+"""A TTFT is near so long before it is over. Longer than engines take for what they were sent, shorter than a queue."""
+
 
 def _later(time_s: float | None, seconds: float) -> float | None:
     return None if time_s is None else time_s + seconds
@@ -112,6 +115,15 @@ class Call(NamedTuple):
             return inf
         promised_s = slo.jct_s if slo.ttft_s is None else slo.ttft_s
         return inf if promised_s is None else self.arrived_s + promised_s
+
+    @property
+    def nears_s(self) -> float:
+        """When the deadline of the first token is near; -inf: it is near at once, or there is none."""
+        return -inf if self.slo is None or self.slo.ttft_s is None else self.due_s - NEAR_S
+
+    def is_urgent(self, now_s: float) -> bool:
+        """Whether the call goes by its deadline. While that is far, it goes by its prefix, as others do."""
+        return self.due_s < inf and self.nears_s <= now_s
 
     @property
     def judged(self) -> Slo:

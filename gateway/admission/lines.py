@@ -80,6 +80,7 @@ class Lines:
         on_failed: Failed,
     ) -> None:
         self._router = router
+        self._at = at
         self._shares = shares
         self._uses = uses
         self.room = Room(ahead_s, shares)
@@ -137,6 +138,7 @@ class Lines:
         if line is None:
             line = self._lines[engine_id] = Line(self._shares, partial(_cached_share, self._router.engines))
         line.push(call)
+        self._look_when_near(call, now_s)
         self._router.waiting += 1
         self._look_when_due(engine_id, line, call.tenant, now_s)
 
@@ -161,10 +163,11 @@ class Lines:
     def refine(self, call: Waiting, now_s: float) -> None:
         """The objectives of a waiting call have changed, and with them its place in the line."""
         assert call.booking is not None
-        self._router.refine(call.booking, call.call)
+        self._router.refine(call.booking, call.call, now_s)
         rank = rank_of(call.call.slo, call.call.objective)
         self._lines[call.engine_id].change(call, rank, self._expected(call, now_s))
         self._alarms.now(call.engine_id)
+        self._look_when_near(call, now_s)
 
     def check(self, waiting: Iterable[Waiting]) -> None:
         """Assert the invariants, with the calls that are placed and wait; for tests."""
@@ -175,6 +178,15 @@ class Lines:
             line.check()
 
     # Events.
+
+    def _look_when_near(self, call: Waiting, now_s: float) -> None:
+        """A waiting call whose TTFT is far may pass others once it is near."""
+        if call.call.nears_s > now_s:
+            self._at(call.call.nears_s, partial(self._nears, call))
+
+    def _nears(self, call: Waiting, now_s: float) -> None:
+        if call.booking is not None and call in self._lines.get(call.engine_id, ()):
+            self.refine(call, now_s)
 
     def _release(self, call: Waiting, now_s: float) -> None:
         assert call.booking is not None

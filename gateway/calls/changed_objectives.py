@@ -83,7 +83,7 @@ class ChangedObjectives:
             self._admission.refine(delivery.entry.waiting, call, loop_time_s())
         if attempt is None or attempt.answer.outcome is not None:
             return
-        self._router.refine(attempt.booking, call)
+        self._router.refine(attempt.booking, call, loop_time_s())
         if (before.slo or NO_SLO, before.objective) != (call.slo or NO_SLO, call.objective):
             self._tell(attempt.engine_id, handle, call)
 

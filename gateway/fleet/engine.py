@@ -194,7 +194,7 @@ class FleetEngine:
         answer_s, limit = 0.0, call.output_limit
         if not call.streamed:
             answer_s = inf if limit is None else view.cost_model.decode_time_s(limit, call.prompt_tokens)
-        is_small, due_s = view.is_small(missed_tokens, placement.cached_tokens), view.served_by_s(call)
+        is_small, due_s = view.is_small(missed_tokens, placement.cached_tokens), view.served_by_s(call, now_s)
         prefill = Prefill(
             missed_tokens, entry.prefill_s, attention_s, now_s, call.streamed, due_s < inf, due_s, is_small, tenant
         )
@@ -275,10 +275,10 @@ class FleetEngine:
         self.view.queue.leave(before, booking.sent_s)
         self.view.queue.add(booking.prefill)
 
-    def refine(self, booking: Booking, call: Call) -> None:
+    def refine(self, booking: Booking, call: Call, now_s: float) -> None:
         """The call's objectives have changed."""
         booking.call = call
-        self.view.queue.mark(booking.prefill, self.view.served_by_s(call))
+        self.view.queue.mark(booking.prefill, self.view.served_by_s(call, now_s))
 
     def first_token(self, booking: Booking, now_s: float) -> None:
         """The first byte arrived, so the prompt has been computed."""

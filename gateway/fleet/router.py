@@ -161,10 +161,10 @@ class Router:
         """The engine is sent the call."""
         self.engines[booking.placement.engine_id].send(booking, now_s)
 
-    def refine(self, booking: Booking, call: Call) -> None:
+    def refine(self, booking: Booking, call: Call, now_s: float) -> None:
         """The objectives of a booked call have changed. The call stays on its engine."""
         self.demand.refined(booking.call, call)
-        self.engines[booking.placement.engine_id].refine(booking, call)
+        self.engines[booking.placement.engine_id].refine(booking, call, now_s)
 
     def first_token(self, booking: Booking, now_s: float) -> None:
         """The first byte of the answer arrived, so the prompt has been computed."""

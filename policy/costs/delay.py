@@ -198,7 +198,8 @@ def delay_cost(
     """
     calls, context_tokens, queue_s = engine.calls, engine.context_tokens, 0.0
     if engine.queue.unsent or engine.queue.sent:
-        line, is_urgent = overtaken.lines.get(engine.engine_id), asked.call.due_s < inf
+        call, line = asked.call, overtaken.lines.get(engine.engine_id)
+        is_urgent = call.slo is not None and call.is_urgent(now_s)
         share = 0.0 if line is None else line.prefill
         queue_s = engine.slowness * engine.queue_s(now_s, is_urgent=is_urgent, overtaken_share=share)
     if overtaken.calls:

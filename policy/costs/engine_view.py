@@ -257,9 +257,11 @@ class EngineView:
         """Whether a prompt adds at most `SMALL_S` to the engine's iterations."""
         return self.slowness * self.cost_model.added_s(missed_tokens, cached_tokens)[0] <= SMALL_S
 
-    def served_by_s(self, call: Call) -> float:
-        """The deadline by which the engine's scheduler orders the call; infinite if the scheduler ignores deadlines."""
-        return call.due_s if self.urgent_first else inf
+    def served_by_s(self, call: Call, now_s: float) -> float:
+        """The deadline by which the engine's scheduler orders the call; infinite if it ignores deadlines, and while the
+        deadline is far.
+        """
+        return call.due_s if self.urgent_first and call.is_urgent(now_s) else inf
 
     def precedence(self, call: Call, cached_tokens: int, now_s: float) -> Precedence:
         """The precedence of the call's prompt if it is sent at `now_s` and `cached_tokens` of it are cached."""
@@ -269,8 +271,10 @@ class EngineView:
         return Precedence.SMALL if self.is_small(missed_tokens, cached_tokens) else Precedence.REST
 
     def due_s(self, call: Call, cached_tokens: int, now_s: float) -> float:
-        """The deadline of the call's prompt; -inf without one, or if the prefill would miss it when sent at `now_s`."""
-        if call.slo is None or not self.urgent_first or call.due_s == inf:
+        """The deadline of the call's prompt; -inf without one, while it is far, or if the prefill would miss it when
+        sent at `now_s`.
+        """
+        if call.slo is None or not self.urgent_first or not call.is_urgent(now_s):
             return -inf
         prefill_s = self.cost_model.prefill_time_s(call.prompt_tokens - cached_tokens, cached_tokens)
         return call.due_s if now_s + prefill_s < call.due_s else -inf

@@ -101,8 +101,9 @@ def candidates(asked: CallToPlace, situation: Situation, engines: Sequence[Engin
     An engine is the busier the later it would have computed the whole prompt, and the more calls this delays. The loops
     run for each call over each engine of a large fleet, so their bodies make no function call.
     """
-    lines, now_s, is_urgent = situation.overtaken.lines, situation.now_s, asked.call.due_s < inf
-    prompt_tokens, busy_s = asked.call.prompt_tokens, list[float]()
+    lines, now_s, call = situation.overtaken.lines, situation.now_s, asked.call
+    is_urgent = call.slo is not None and call.is_urgent(now_s)
+    prompt_tokens, busy_s = call.prompt_tokens, list[float]()
     for engine in engines:
         queue = engine.queue
         if queue.expires_s <= now_s:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from plait.gateway.admission.backlog import Waiting
-from plait.policy.types import Slo
+from plait.policy.types import NEAR_S, Slo
 from tests.gateway.admission.waiting_fleet import WaitingFleet
 
 LONG = 3_000
@@ -47,7 +47,7 @@ def test_an_engine_that_serves_in_order_is_sent_urgent_calls_in_their_turn() -> 
 
 def test_calls_on_time_wait_for_each_other() -> None:
     fleet, *_ = full_fleet()
-    first, second, third = (fleet.enter(tokens=LONG, ttft_s=60.0) for _ in range(3))
+    first, second, third = (fleet.enter(tokens=LONG, ttft_s=9.9) for _ in range(3))
     assert (first.is_sent, second.is_sent, third.is_sent) == (True, True, False)
     fleet.first_byte(first)
     assert third.is_sent
@@ -76,6 +76,15 @@ def test_a_promise_counts_from_the_arrival_of_its_call() -> None:
     fleet.admission.refine(behind, behind.call._replace(slo=Slo(ttft_s=5.0)), fleet.now_s)
     fleet.settle()
     assert not behind.is_sent
+
+
+def test_a_call_whose_deadline_is_far_passes_once_it_is_near() -> None:
+    fleet, _, waiting = full_fleet()
+    call = fleet.enter(tokens=LONG, ttft_s=NEAR_S + 5.0)
+    fleet.pass_time(4.9)
+    assert not call.is_sent
+    fleet.pass_time(0.2)
+    assert (call.is_sent, waiting.is_sent) == (True, False)
 
 
 # Small.

@@ -97,7 +97,7 @@ def test_a_call_that_passes_has_waited_for_its_turn() -> None:
     fleet = WaitingFleet("x", is_busy=True, urgent_first=True)
     fleet.enter(tokens=LONG)
     behind = fleet.enter(tokens=LONG)
-    first, _, last = (fleet.enter(tokens=LONG, ttft_s=60.0) for _ in range(3))
+    first, _, last = (fleet.enter(tokens=LONG, ttft_s=9.9) for _ in range(3))
     fleet.pass_time(2.0)
     fleet.first_byte(first)
     assert (behind.is_sent, last.is_sent) == (False, True)

@@ -183,7 +183,7 @@ class Fleet(RuleBasedStateMachine):
     def refine(self, which: int, slo: Slo | None, group: TaskGroup | None) -> None:
         booking = list(self.running)[which % len(self.running)]
         call = booking.call._replace(slo=slo, group=group)
-        self.router.refine(booking, call)
+        self.router.refine(booking, call, self.now_s)
         assert booking.call is call
 
     @rule(which=st.integers(0, 99), cached=st.none() | st.integers(0, 300), stores=st.integers(1, 6))

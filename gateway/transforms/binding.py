@@ -1,37 +1,46 @@
-"""The known transforms. `build` makes a step from its name and its arguments."""
+"""The transforms by the names that specifications use. `build` makes a step from a name and arguments.
+
+A transform is a function whose parameters are those of the specification. The function checks their values and returns
+the function that converts a text. It raises `ParameterError` for an invalid value.
+"""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, signature
+from typing import Any, NamedTuple
 
-from plait.gateway.transforms.chain import Kind, Parameter, Step
-from plait.gateway.transforms.code_block import CodeBlock
+from plait.gateway.transforms.chain import Convert, Step
+from plait.gateway.transforms.code_block import code_block
 from plait.gateway.transforms.errors import ParameterError, TransformSpecError, nearest, quoted
-from plait.gateway.transforms.json_value import Json
-from plait.gateway.transforms.steps import Boolean, Integer, ItemList, OneOf, Regex, Strip, Template, XmlTag
+from plait.gateway.transforms.json_value import json_value
+from plait.gateway.transforms.steps import boolean, integer, item_list, one_of, regex, strip, template, xml_tag
 
-_CLASSES: tuple[type[Step], ...] = (
-    *(Strip, CodeBlock, Json, Regex, ItemList),
-    *(XmlTag, Boolean, Integer, OneOf, Template),
-)
-
-STEPS: dict[str, type[Step]] = {step.name: step for step in _CLASSES}
-"""All transforms, by the names that specifications use."""
+STEPS: dict[str, Callable[..., Convert]] = {
+    "strip": strip,
+    "code_block": code_block,
+    "json": json_value,
+    "regex": regex,
+    "list": item_list,
+    "xml": xml_tag,
+    "boolean": boolean,
+    "integer": integer,
+    "enum": one_of,
+    "template": template,
+}
 
 A_TRANSFORM = f"one of {', '.join(STEPS)}"
 
-# A JSON string may contain half of a surrogate pair, which no UTF-8 text can.
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
+_SIGNATURES = {name: signature(function, eval_str=True).parameters for name, function in STEPS.items()}
+
+# Values that the canonical form writes without quotes, as people do.
+_BARE = re.compile(r"[\w$.\[\]*:@+-]+(?: [\w$.\[\]*:@+-]+)*")
 
 
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """One argument of a specification, at the offset `position`.
-
-    `parameter` is the name that the specification gives to it; None: a positional argument.
-    """
+class Argument(NamedTuple):
+    """One argument of a specification, at the offset `position`. `parameter` is None for a positional argument."""
 
     value: str
     position: int
@@ -43,22 +52,26 @@ def build(name: str, arguments: Sequence[Argument], *, start: int, end: int) -> 
 
     `start` and `end` are the step's offsets in the specification, for the positions in errors.
     """
-    step = STEPS.get(name)
-    if step is None:
+    if name not in STEPS:
         hint = nearest(name, STEPS)
         raise TransformSpecError(
             f"unknown transform {quoted(name)}", position=start, expected=A_TRANSFORM, nearest=hint
         )
     given: dict[str, list[Argument]] = {}
     for argument in arguments:
-        parameter = _parameter_of(step, argument, given)
-        given.setdefault(parameter.name, []).append(argument)
-    for parameter in step.parameters:
-        if parameter.required and parameter.name not in given:
+        given.setdefault(_parameter_of(name, argument, given), []).append(argument)
+    texts: list[Any] = []
+    named: dict[str, Any] = {}
+    for parameter in _SIGNATURES[name].values():
+        values = [_value(parameter, argument) for argument in given.get(parameter.name, ())]
+        if parameter.kind is Parameter.VAR_POSITIONAL:
+            texts = values
+        elif values:
+            named[parameter.name] = values[0]
+        elif parameter.default is Parameter.empty:
             raise TransformSpecError(f"{name} without {parameter.name}", position=end, expected=parameter.name)
-    make: Callable[..., Step] = step
     try:
-        return make(**{p.name: _value(p, given[p.name]) for p in step.parameters if p.name in given})
+        return Step(_canonical(name, texts, named), STEPS[name](*texts, **named))
     except ParameterError as error:
         position = given[error.parameter][0].position if error.parameter in given else start
         raise TransformSpecError(
@@ -66,50 +79,45 @@ def build(name: str, arguments: Sequence[Argument], *, start: int, end: int) -> 
         ) from None
 
 
-def _parameter_of(step: type[Step], argument: Argument, given: dict[str, list[Argument]]) -> Parameter:
-    """The parameter that an argument sets. A positional argument sets the first one that has no argument yet.
-
-    A flag is never positional. A parameter of kind `TEXTS` takes all positional arguments that are left.
-    """
-    if argument.parameter is None:
-        for parameter in step.parameters:
-            if parameter.kind is Kind.TEXTS or (parameter.kind is Kind.TEXT and parameter.name not in given):
-                return parameter
-        most = sum(parameter.kind is not Kind.FLAG for parameter in step.parameters)
-        found, expected = f"parameter {most + 1} of {step.name}", f"{most} at most" if most else "none"
-        raise TransformSpecError(found, position=argument.position, expected=expected)
-    known = {parameter.name: parameter for parameter in step.parameters}
-    if argument.parameter not in known:
+def _parameter_of(step: str, argument: Argument, given: Mapping[str, object]) -> str:
+    """The parameter that an argument sets. A positional argument sets the first one that has no argument yet."""
+    known, name = _SIGNATURES[step], argument.parameter
+    if name is None:
+        positional = [one for one in known.values() if one.kind is not Parameter.KEYWORD_ONLY]
+        for parameter in positional:
+            if parameter.kind is Parameter.VAR_POSITIONAL or parameter.name not in given:
+                return parameter.name
+        found, expected = f"parameter {len(positional) + 1} of {step}", f"{len(positional)} at most"
+        raise TransformSpecError(found, position=argument.position, expected=expected if positional else "none")
+    if name not in known:
         raise TransformSpecError(
-            f"unknown parameter {quoted(argument.parameter)} of {step.name}",
+            f"unknown parameter {quoted(name)} of {step}",
             position=argument.position,
             expected=" or ".join(known) or "none",
-            nearest=nearest(argument.parameter, known),
+            nearest=nearest(name, known),
         )
-    if argument.parameter in given:
-        found = f"a second {argument.parameter}"
-        raise TransformSpecError(found, position=argument.position, expected="each parameter once")
-    return known[argument.parameter]
+    if name in given:
+        raise TransformSpecError(f"a second {name}", position=argument.position, expected="each parameter once")
+    return name
 
 
-def _value(parameter: Parameter, arguments: list[Argument]) -> str | tuple[str, ...] | bool:
-    """The value of the step's field, by the parameter's kind. Only `TEXTS` may have several arguments."""
-    if parameter.kind is Kind.TEXTS:
-        return tuple(_text(parameter, argument) for argument in arguments)
-    text = _text(parameter, arguments[0])
-    if parameter.kind is Kind.TEXT:
-        return text
-    if text not in ("true", "false"):
-        raise _not_a("true or false", parameter, arguments[0])
-    return text == "true"
+def _value(parameter: Parameter, argument: Argument) -> object:
+    """The argument as the parameter's type: a flag, a text, or a text after the function in the type's metadata."""
+    if parameter.annotation is not bool:
+        (read,) = getattr(parameter.annotation, "__metadata__", (str,))
+        return read(argument.value)
+    if argument.value not in ("true", "false"):
+        found = f"an invalid value of {parameter.name}"
+        raise TransformSpecError(found, position=argument.position, expected="true or false")
+    return argument.value == "true"
 
 
-def _text(parameter: Parameter, argument: Argument) -> str:
-    if _SURROGATE.search(argument.value):
-        raise _not_a("valid Unicode text", parameter, argument)
-    return argument.value
-
-
-def _not_a(expected: str, parameter: Parameter, argument: Argument) -> TransformSpecError:
-    found = f"an invalid value of {parameter.name}"
-    return TransformSpecError(found, position=argument.position, expected=expected)
+def _canonical(name: str, texts: Sequence[str], named: Mapping[str, str | bool]) -> str:
+    """Texts by position, then the flags that are set."""
+    written = [
+        text if _BARE.fullmatch(text) else json.dumps(text, ensure_ascii=False)
+        for text in (*texts, *named.values())
+        if isinstance(text, str)
+    ]
+    written += [f"{flag}=true" for flag, value in named.items() if value is True]
+    return f"{name}({', '.join(written)})" if written else name

@@ -1,67 +1,27 @@
-"""A chain of transforms (`Transform`, which `parse` returns), and the base class of its steps (`Step`)."""
+"""A chain of transforms (`Transform`, which `parse` returns), and its steps."""
 
 from __future__ import annotations
 
-import json
-import re
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from enum import Enum, auto
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 from plait.gateway.transforms.errors import RejectedTextError, TransformError
 
-# Values that the canonical form writes without quotes, as people do.
-_BARE = re.compile(r"[\w$.\[\]*:@+-]+(?: [\w$.\[\]*:@+-]+)*")
+Convert = Callable[[str], Iterator[str]]
+"""Yields a text's result in pieces, so that `Transform.apply` can stop at the size limit.
 
-
-class Kind(Enum):
-    """The type of a parameter's value."""
-
-    TEXT = auto()
-    TEXTS = auto()
-    """One or more texts: all positional arguments that are left."""
-    FLAG = auto()
-    """`true` or `false` (the default), given by name only: `ignore_case=true`."""
+Raises `RejectedTextError` if the text cannot be converted. Its message tells the prompt's author why.
+"""
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
-    """One parameter of a transform. The step has a field of the same name for the value."""
+class Step:
+    """One transform with the values of its parameters."""
 
-    name: str
-    kind: Kind = Kind.TEXT
-    required: bool = True
+    spec: str
+    """The canonical form, of which `parse` makes an equal step."""
 
-
-@dataclass(frozen=True, slots=True)
-class Step(ABC):
-    """One transform with the values of its parameters. The constructor raises `ParameterError` for an invalid value."""
-
-    name: ClassVar[str]
-    parameters: ClassVar[tuple[Parameter, ...]] = ()
-
-    @abstractmethod
-    def convert(self, text: str) -> Iterator[str]:
-        """Yield the result in pieces, so that `Transform.apply` can stop at the size limit.
-
-        Raises `RejectedTextError` if the text cannot be converted. Its message tells the prompt's author why.
-        """
-
-    def __str__(self) -> str:
-        """The canonical form, of which `parse` makes an equal step."""
-        arguments = [text for parameter in self.parameters for text in self._written(parameter)]
-        return f"{self.name}({', '.join(arguments)})" if arguments else self.name
-
-    def _written(self, parameter: Parameter) -> list[str]:
-        value = getattr(self, parameter.name)
-        if parameter.kind is Kind.FLAG:
-            return [f"{parameter.name}=true"] if value else []
-        if value is None:
-            return []
-        texts = value if parameter.kind is Kind.TEXTS else (value,)
-        return [text if _BARE.fullmatch(text) else json.dumps(text, ensure_ascii=False) for text in texts]
+    convert: Convert = field(compare=False)
 
 
 MAX_RESULT_BYTES = 1 << 20
@@ -85,12 +45,12 @@ class Transform:
                 _size_bytes(text)  # called only to refuse half of a surrogate pair
                 text = _joined(step.convert(text), max_bytes)
             except RejectedTextError as error:
-                raise TransformError(str(step), str(error), text) from None
+                raise TransformError(step.spec, str(error), text) from None
         return text
 
     def __str__(self) -> str:
         """The canonical form, of which `parse` makes an equal chain."""
-        return " | ".join(map(str, self.steps))
+        return " | ".join(step.spec for step in self.steps)
 
 
 def _joined(pieces: Iterable[str], max_bytes: int) -> str:

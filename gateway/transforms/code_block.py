@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated
 
-from plait.gateway.transforms.chain import Kind, Parameter, Step
+from plait.gateway.transforms.chain import Convert
 from plait.gateway.transforms.errors import ParameterError, RejectedTextError, excerpt, place, quoted
 
 # A line that may open or close a block. No backtick may follow a fence of backticks: that would be inline code.
@@ -58,39 +58,30 @@ def _block(text: str, opening: re.Match[str], closing: re.Match[str] | None) -> 
     return Block(language, opening["indent"], opening.start(), start, end, closing is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class CodeBlock(Step):
+def code_block(*languages: Annotated[str, str.lower]) -> Convert:
     """The content of the first fenced code block, or of the first in one of `languages`.
 
-    The indentation of the opening fence is removed from each line.
+    The indentation of the opening fence is removed from each line. Fails if there is no such block, or if the block is
+    not closed: the end of its code may be missing.
     """
+    for language in languages:
+        if len(language.split()) != 1 or language != language.strip():
+            raise ParameterError("languages", quoted(language), expected="one word, such as python")
 
-    name: ClassVar[str] = "code_block"
-    parameters: ClassVar[tuple[Parameter, ...]] = (Parameter("languages", Kind.TEXTS, required=False),)
-
-    languages: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for language in self.languages:
-            if len(language.split()) != 1 or language != language.strip():
-                raise ParameterError("languages", quoted(language), expected="one word, such as python")
-        object.__setattr__(self, "languages", tuple(language.lower() for language in self.languages))
-
-    def convert(self, text: str) -> Iterator[str]:
-        """Fails if there is no such block, or if the block is not closed: the end of its code may be missing."""
+    def convert(text: str) -> Iterator[str]:
         blocks = list(fenced_blocks(text))
         if not blocks:
             raise RejectedTextError("there is no code block, which begins with a line of ``` or ~~~")
-        chosen = next((block for block in blocks if not self.languages or block.language in self.languages), None)
+        chosen = next((block for block in blocks if not languages or block.language in languages), None)
         if chosen is None:
-            raise RejectedTextError(
-                f"there is no code block in {' or '.join(self.languages)}, only {_named(text, blocks)}"
-            )
+            raise RejectedTextError(f"there is no code block in {' or '.join(languages)}, only {_named(text, blocks)}")
         if not chosen.closed:
             raise RejectedTextError(
                 f"the code block that begins at {place(text, chosen.opened)} is not closed; was the text cut off?"
             )
         yield _content(text, chosen)
+
+    return convert
 
 
 def _content(text: str, block: Block) -> str:

@@ -46,17 +46,11 @@ class RejectedTextError(Exception):
 
 
 class ParameterError(Exception):
-    """Raised by the constructor of a step, because the value of `parameter` is invalid.
-
-    `build` makes a `TransformSpecError` of it, with the position in the specification.
-    """
+    """Raised by a transform, because the value of `parameter` is invalid. `build` adds the position."""
 
     def __init__(self, parameter: str, found: str, *, expected: str, nearest: str | None = None) -> None:
         super().__init__(f"{parameter}: {found}; expected {expected}")
-        self.parameter = parameter
-        self.found = found
-        self.expected = expected
-        self.nearest = nearest
+        self.parameter, self.found, self.expected, self.nearest = parameter, found, expected, nearest
 
 
 def excerpt(text: str) -> str:

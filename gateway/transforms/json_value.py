@@ -1,4 +1,4 @@
-"""Finds JSON in a model's text: alone, in a fenced code block, or between sentences. `Json` is the transform.
+"""Finds JSON in a model's text: alone, in a fenced code block, or between sentences. `json_value` is the transform.
 
 Invalid JSON is refused, never repaired.
 """
@@ -10,10 +10,9 @@ import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import ClassVar, NoReturn
+from typing import NoReturn
 
-from plait.gateway.transforms.chain import Parameter, Step
+from plait.gateway.transforms.chain import Convert
 from plait.gateway.transforms.code_block import Block, fenced_blocks
 from plait.gateway.transforms.errors import RejectedTextError, excerpt, place, quoted
 
@@ -137,35 +136,21 @@ def _no_constant(name: str) -> NoReturn:
 _DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_no_constant)
 
 
-@dataclass(frozen=True, slots=True)
-class Json(Step):
-    """The JSON value in a text, as compact JSON; with `path`, what the path selects in it.
+def json_value(path: str | None = None) -> Convert:
+    """The only JSON value in a text, as compact JSON; with `path`, what the path selects in it.
 
     A path of only names and indexes selects one value, and a selected string is written without quotes. The result of
-    any other path is a JSON array, which may be empty.
+    any other path is a JSON array, which may be empty. Fails if there is no valid JSON, if there is more than one
+    value, or if a path to one value finds none.
     """
+    if path is None:
+        return lambda text: iter((dump_json(find_json(text)),))
+    from plait.gateway.transforms.json_path import compile_path, select  # noqa: PLC0415 - 2 MB, for those who use paths
 
-    name: ClassVar[str] = "json"
-    parameters: ClassVar[tuple[Parameter, ...]] = (Parameter("path", required=False),)
+    query = compile_path(path)
 
-    path: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.path is not None:
-            from plait.gateway.transforms.json_path import compile_path  # noqa: PLC0415 - 2 MB, for those who use paths
-
-            compile_path(self.path)
-
-    def convert(self, text: str) -> Iterator[str]:
-        """Fails if there is no valid JSON, if there is more than one value, or if a path to one value finds none."""
-        document = find_json(text)
-        if self.path is None:
-            yield dump_json(document)
-            return
-        from plait.gateway.transforms.json_path import compile_path, select  # noqa: PLC0415 - loaded by now
-
-        query = compile_path(self.path)
-        values = select(query, document)
+    def convert(text: str) -> Iterator[str]:
+        values = select(query, find_json(text))
         if query.singular_query():
             yield values[0] if isinstance(values[0], str) else dump_json(values[0])
             return
@@ -173,3 +158,5 @@ class Json(Step):
         for position, value in enumerate(values):
             yield f",{dump_json(value)}" if position else dump_json(value)
         yield "]"
+
+    return convert

@@ -21,14 +21,18 @@ MAX_STEPS = 16
 MAX_SPEC_CHARACTERS = 16_384
 """The limit of a specification and of its canonical form, and so of a step's work for each character of text."""
 
+_SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[A-Za-z0-9_]+")
-_PARAMETER = re.compile(r"([a-z_]+)\s*=")
-_BARE = re.compile(r"""[^,()|"']*""")
+_PARAMETER = re.compile(r"([a-z_]+)\s*=\s*")
+_LITERAL = re.compile(r"'([^']*)'")
+_BARE = re.compile(r"""[^,()|"']+""")
 _STRING = json.JSONDecoder(strict=False)  # a string may contain line breaks
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def parse(spec: str) -> Transform:
     """Parse a specification. Raises `TransformSpecError`, which is a `ValueError`."""
+    _check_limit(len(spec), MAX_SPEC_CHARACTERS, "characters")
     steps = _SpecReader(spec).chain()
     _check_limit(len(steps), MAX_STEPS, "transforms")
     transform = Transform(tuple(steps))
@@ -45,95 +49,83 @@ class _SpecReader:
     """Reads one specification from left to right. `_at` is the offset of the next character."""
 
     def __init__(self, text: str) -> None:
-        _check_limit(len(text), MAX_SPEC_CHARACTERS, "characters")
         self._text = text
         self._at = 0
 
     def chain(self) -> list[Step]:
         steps = [self._step()]
         while self._next():
-            self._take("|", 'another transform after "|", or the end')
+            self._expect("|", 'another transform after "|", or the end')
             steps.append(self._step())
         return steps
 
     def _step(self) -> Step:
-        self._skip_space()
+        self._next()
         start = self._at
         name = self._match(_NAME)
-        if not name:
+        if name is None:
             raise self._unexpected(A_TRANSFORM)
-        arguments: list[Argument] = []
-        if self._next() == "(":
-            self._at += 1
-            arguments = self._arguments()
-        return build(name, arguments, start=start, end=self._at)
+        arguments = self._arguments() if self._take("(") else []
+        return build(name[0], arguments, start=start, end=self._at)
 
     def _arguments(self) -> list[Argument]:
         """Read up to and including the closing parenthesis."""
-        if self._next() == ")":
-            self._at += 1
+        if self._take(")"):
             return []
         arguments = [self._argument()]
-        while self._next() != ")":
-            self._take(",", 'a comma or ")"; quotes go around a value that has any of , ( ) | \' "')
+        while not self._take(")"):
+            self._expect(",", 'a comma or ")"; quotes go around a value that has any of , ( ) | \' "')
             arguments.append(self._argument())
-        self._at += 1
         return arguments
 
     def _argument(self) -> Argument:
-        self._skip_space()
-        named = _PARAMETER.match(self._text, self._at)
-        if named is not None:
-            self._at = named.end()
-            self._skip_space()
+        self._next()
+        parameter = self._match(_PARAMETER)
         start = self._at
-        return Argument(self._value(), start, named[1] if named is not None else None)
+        value = self._value()
+        if _SURROGATE.search(value):
+            raise TransformSpecError("half of a surrogate pair", position=start, expected="valid Unicode text")
+        return Argument(value, start, parameter and parameter[1])
 
     def _value(self) -> str:
-        match self._next():
-            case '"':
-                return self._string()
-            case "'":
-                return self._literal()
-        value = self._match(_BARE).strip()
-        if not value:
+        start, first = self._at, self._text[self._at : self._at + 1]
+        if first == '"':
+            try:
+                value, self._at = _STRING.raw_decode(self._text, start)
+            except json.JSONDecodeError as error:
+                expected = "a string as JSON has it; between single quotes a backslash is a backslash"
+                raise TransformSpecError(error.msg.lower(), position=error.pos, expected=expected) from None
+            return str(value)
+        if first == "'":
+            literal = self._match(_LITERAL)
+            if literal is None:
+                raise TransformSpecError("a quote that is not closed", position=start, expected="' after the value")
+            return literal[1]
+        bare = self._match(_BARE)
+        if bare is None:
             raise self._unexpected("a value")
-        return value
-
-    def _string(self) -> str:
-        try:
-            value, self._at = _STRING.raw_decode(self._text, self._at)
-        except json.JSONDecodeError as error:
-            expected = "a string as JSON has it; between single quotes a backslash is a backslash"
-            raise TransformSpecError(error.msg.lower(), position=error.pos, expected=expected) from None
-        return str(value)
-
-    def _literal(self) -> str:
-        end = self._text.find("'", self._at + 1)
-        if end < 0:
-            raise TransformSpecError("a quote that is not closed", position=self._at, expected="' after the value")
-        value = self._text[self._at + 1 : end]
-        self._at = end + 1
-        return value
+        return bare[0].rstrip()
 
     def _next(self) -> str:
         """Skip white space. Returns the next character without reading it; empty at the end."""
-        self._skip_space()
+        self._match(_SPACE)
         return self._text[self._at : self._at + 1]
 
-    def _take(self, character: str, expected: str) -> None:
-        if self._next() != character:
+    def _take(self, character: str) -> bool:
+        """Read the character if it is the next one."""
+        is_next = self._next() == character
+        self._at += is_next
+        return is_next
+
+    def _expect(self, character: str, expected: str) -> None:
+        if not self._take(character):
             raise self._unexpected(expected)
-        self._at += 1
 
-    def _skip_space(self) -> None:
-        while self._text[self._at : self._at + 1].isspace():
-            self._at += 1
-
-    def _match(self, pattern: re.Pattern[str]) -> str:
+    def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
         found = pattern.match(self._text, self._at)
-        self._at = found.end() if found is not None else self._at
-        return found[0] if found is not None else ""
+        if found is not None:
+            self._at = found.end()
+        return found
 
     def _unexpected(self, expected: str) -> TransformSpecError:
         found = self._next()

@@ -1,50 +1,41 @@
-"""The transforms, one class each, except `json` and `code_block`: see `json_value` and `code_block`."""
+"""The transforms, except `json` and `code_block`: see `json_value` and `code_block`.
+
+Each checks its parameters and returns the function that converts a text.
+"""
 
 from __future__ import annotations
 
 import csv
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any
 
-from plait.gateway.transforms.chain import Kind, Parameter, Step
+from plait.gateway.transforms.chain import Convert
 from plait.gateway.transforms.errors import ParameterError, RejectedTextError, excerpt, nearest, place, quoted
 from plait.gateway.transforms.json_value import dump_json
 
 _PLACEHOLDER = "{{value}}"
 
 
-@dataclass(frozen=True, slots=True)
-class Strip(Step):
+def strip() -> Convert:
     """The text without white space around it."""
-
-    name: ClassVar[str] = "strip"
-
-    def convert(self, text: str) -> Iterator[str]:
-        yield text.strip()
+    return lambda text: iter((text.strip(),))
 
 
-@dataclass(frozen=True, slots=True)
-class Template(Step):
+def template(text: str) -> Convert:
     """The parameter `text`, in which the value replaces each `{{value}}`. All other characters are literal."""
+    before, *rest = text.split(_PLACEHOLDER)
+    if not rest:
+        raise ParameterError("text", "a template without a place for the value", expected=f"{_PLACEHOLDER} in it")
 
-    name: ClassVar[str] = "template"
-    parameters: ClassVar[tuple[Parameter, ...]] = (Parameter("text"),)
-
-    text: str
-
-    def __post_init__(self) -> None:
-        if _PLACEHOLDER not in self.text:
-            raise ParameterError("text", "a template without a place for the value", expected=f"{_PLACEHOLDER} in it")
-
-    def convert(self, text: str) -> Iterator[str]:
-        """Never fails, but `Transform.apply` refuses a result that is too long."""
-        before, *rest = self.text.split(_PLACEHOLDER)
+    def convert(value: str) -> Iterator[str]:
         yield before
         for part in rest:
-            yield text
+            yield value
             yield part
+
+    return convert
 
 
 _WORD = re.compile(r"\w+")
@@ -53,84 +44,58 @@ _TRUE = frozenset({"yes", "true"})
 _FALSE = frozenset({"no", "false"})
 
 
-@dataclass(frozen=True, slots=True)
-class Boolean(Step):
+def boolean(true: str | None = None, false: str | None = None) -> Convert:
     """`true` if the text contains the word "yes" or "true"; `false` if it contains "no" or "false".
 
     The parameters replace each pair by another word. Only whole words count, in any case. The sentence's meaning does
-    not count: "not true" contains the word "true".
+    not count: "not true" contains the word "true". Fails if the text has words for both answers, or for neither.
     """
-
-    name: ClassVar[str] = "boolean"
-    parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter("true", required=False),
-        Parameter("false", required=False),
-    )
-
-    true: str | None = None
-    false: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.true is None and self.false is None:
-            return
-        for parameter, word in (("true", self.true), ("false", self.false)):
+    if true is not None or false is not None:
+        for parameter, word in (("true", true), ("false", false)):
             if word is None:
                 raise ParameterError(parameter, "one word only", expected="one for true and one for false")
             if not _WORD.fullmatch(word):
                 raise ParameterError(parameter, quoted(word), expected="one word of letters, digits or _")
-        if self._words(self.true, _TRUE) == self._words(self.false, _FALSE):
-            raise ParameterError("false", f"{quoted(self.false or '')} for both", expected="a different word for each")
+    trues = _TRUE if true is None else {true.casefold()}
+    falses = _FALSE if false is None else {false.casefold()}
+    if trues == falses:
+        raise ParameterError("false", f"{quoted(false or '')} for both", expected="a different word for each")
 
-    def convert(self, text: str) -> Iterator[str]:
-        """Fails if the text has words for both answers, or for neither."""
+    def convert(text: str) -> Iterator[str]:
         words = {word.casefold() for word in _WORD.findall(text)}
-        true, false = self._words(self.true, _TRUE), self._words(self.false, _FALSE)
-        if words & true and words & false:
-            both = " and ".join(f'"{word}"' for word in sorted(words & (true | false)))
+        if words & trues and words & falses:
+            both = " and ".join(f'"{word}"' for word in sorted(words & (trues | falses)))
             raise RejectedTextError(f"{both} occur in the text: the answer is ambiguous")
-        if not words & (true | false):
-            neither = ", ".join(f'"{word}"' for word in sorted(true | false))
+        if not words & (trues | falses):
+            neither = ", ".join(f'"{word}"' for word in sorted(trues | falses))
             raise RejectedTextError(f"none of {excerpt(neither)} occurs in the text")
-        yield "true" if words & true else "false"
+        yield "true" if words & trues else "false"
 
-    @staticmethod
-    def _words(own: str | None, usual: frozenset[str]) -> frozenset[str]:
-        return usual if own is None else frozenset({own.casefold()})
+    return convert
 
 
-@dataclass(frozen=True, slots=True)
-class OneOf(Step):
+def one_of(*options: str, ignore_case: bool = False) -> Convert:
     """The option that equals the text without the white space around it.
 
     With `ignore_case`, the text may be in any case. The result is the option as the specification has it.
     """
+    if not options:
+        raise ParameterError("options", "enum without options", expected="options")
+    for option in options:
+        if not option or option != option.strip():
+            raise ParameterError("options", quoted(option), expected="an option without white space around it")
+    key = str.casefold if ignore_case else str
+    by_key = {key(option): option for option in options}
+    if len(by_key) < len(options):
+        raise ParameterError("options", "an option given twice", expected="each option once")
 
-    name: ClassVar[str] = "enum"
-    parameters: ClassVar[tuple[Parameter, ...]] = (
-        Parameter("options", Kind.TEXTS),
-        Parameter("ignore_case", Kind.FLAG, required=False),
-    )
-
-    options: tuple[str, ...]
-    ignore_case: bool = False
-
-    def __post_init__(self) -> None:
-        for option in self.options:
-            if not option or option != option.strip():
-                raise ParameterError("options", quoted(option), expected="an option without white space around it")
-        if len({self._key(option) for option in self.options}) < len(self.options):
-            raise ParameterError("options", "an option given twice", expected="each option once")
-
-    def convert(self, text: str) -> Iterator[str]:
-        """Fails if the text is none of the options."""
-        options = {self._key(option): option for option in self.options}
-        chosen = options.get(self._key(text.strip()))
+    def convert(text: str) -> Iterator[str]:
+        chosen = by_key.get(key(text.strip()))
         if chosen is None:
-            raise RejectedTextError(f"the text is none of {excerpt(', '.join(self.options))}")
+            raise RejectedTextError(f"the text is none of {excerpt(', '.join(options))}")
         yield chosen
 
-    def _key(self, text: str) -> str:
-        return text.casefold() if self.ignore_case else text
+    return convert
 
 
 _SEPARATOR = r",_'\u2019\u00a0\u202f\u2009"
@@ -152,14 +117,13 @@ _GROUPED = re.compile(rf"[0-9]{{1,3}}([{_SEPARATOR}])[0-9]{{3}}(?:\1[0-9]{{3}})*
 _NAMED_INTEGERS = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Integer(Step):
-    """The only integer in a text, in decimal digits without separators. The text may repeat it."""
+def integer() -> Convert:
+    """The only integer in a text, in decimal digits without separators. The text may repeat it.
 
-    name: ClassVar[str] = "integer"
+    Fails if there is no number, a number that is not an integer, or more than one integer.
+    """
 
-    def convert(self, text: str) -> Iterator[str]:
-        """Fails if there is no number, a number that is not an integer, or more than one integer."""
+    def convert(text: str) -> Iterator[str]:
         found = list(dict.fromkeys(map(_integer, _NUMBER.finditer(text))))
         if not found:
             raise RejectedTextError("there is no separate integer")
@@ -167,6 +131,8 @@ class Integer(Step):
             named = ", ".join(map(excerpt, found[:_NAMED_INTEGERS])) + (" ..." if len(found) > _NAMED_INTEGERS else "")
             raise RejectedTextError(f"which of {len(found)} integers is meant: {named}?")
         yield found[0]
+
+    return convert
 
 
 def _integer(number: re.Match[str]) -> str:
@@ -221,68 +187,57 @@ _STYLES: dict[str, tuple[Callable[[str], list[str]], str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class ItemList(Step):
-    """A list in one of three styles, as a JSON array of texts."""
+def item_list(style: str) -> Convert:
+    """A list in one of three styles, as a JSON array of texts.
 
-    name: ClassVar[str] = "list"
-    parameters: ClassVar[tuple[Parameter, ...]] = (Parameter("style"),)
+    Fails if there is no item, because an answer that is not a list must not count as an empty list.
+    """
+    if style not in _STYLES:
+        hint = nearest(style, _STYLES)
+        raise ParameterError("style", quoted(style), expected="comma, numbered or bulleted", nearest=hint)
+    read, missing = _STYLES[style]
 
-    style: str
-
-    def __post_init__(self) -> None:
-        if self.style not in _STYLES:
-            hint = nearest(self.style, _STYLES)
-            raise ParameterError("style", quoted(self.style), expected="comma, numbered or bulleted", nearest=hint)
-
-    def convert(self, text: str) -> Iterator[str]:
-        """Fails if there is no item, because an answer that is not a list must not count as an empty list."""
-        read, missing = _STYLES[self.style]
+    def convert(text: str) -> Iterator[str]:
         items = read(text)
         if not items:
             raise RejectedTextError(f"there is no item in the list: {missing}")
         yield dump_json(items)
 
+    return convert
+
 
 _TAG_NAME = re.compile(r"[A-Za-z_][\w.:-]*")
 
 
-@dataclass(frozen=True, slots=True)
-class XmlTag(Step):
+def xml_tag(tag: str) -> Convert:
     """The text between the first `<tag>` and its matching `</tag>`. Tags of the same name may be nested.
 
     Tags may have attributes, whose values contain neither `<` nor `>`. Entities in the text are not replaced. The text
-    around the tags need not be XML.
+    around the tags need not be XML. Fails if the tag is not opened or not closed.
     """
+    if not _TAG_NAME.fullmatch(tag):
+        raise ParameterError("tag", quoted(tag), expected="a tag's name without < and >")
 
-    name: ClassVar[str] = "xml"
-    parameters: ClassVar[tuple[Parameter, ...]] = (Parameter("tag"),)
-
-    tag: str
-
-    def __post_init__(self) -> None:
-        if not _TAG_NAME.fullmatch(self.tag):
-            raise ParameterError("tag", quoted(self.tag), expected="a tag's name without < and >")
-
-    def convert(self, text: str) -> Iterator[str]:
-        """Fails if the tag is not opened or not closed."""
+    def convert(text: str) -> Iterator[str]:
         # No quantifier matches `<`, so the search reads each character at most twice.
-        tags = re.compile(rf"<(?P<slash>/?){re.escape(self.tag)}(?=[\s/>])[^<>]*>")
+        tags = re.compile(rf"<(?P<slash>/?){re.escape(tag)}(?=[\s/>])[^<>]*>")
         opening: re.Match[str] | None = None
         depth = 0
-        for tag in tags.finditer(text):
-            change = -1 if tag["slash"] else 0 if tag[0].endswith("/>") else 1
+        for found in tags.finditer(text):
+            change = -1 if found["slash"] else 0 if found[0].endswith("/>") else 1
             if opening is None:
                 if change < 0:
                     continue
-                opening = tag
+                opening = found
             depth += change
             if depth == 0:  # the closing tag, or an empty element such as <tag/>
-                yield text[opening.end() : max(opening.end(), tag.start())]
+                yield text[opening.end() : max(opening.end(), found.start())]
                 return
         if opening is None:
-            raise RejectedTextError(f"there is no <{self.tag}>")
-        raise RejectedTextError(f"<{self.tag}> at {place(text, opening.start())} is not closed by </{self.tag}>")
+            raise RejectedTextError(f"there is no <{tag}>")
+        raise RejectedTextError(f"<{tag}> at {place(text, opening.start())} is not closed by </{tag}>")
+
+    return convert
 
 
 _MAX_PROGRAM_BYTES = 1 << 20
@@ -299,56 +254,45 @@ _MAX_GROUPS = 20
 _ALL_GROUPS = "*"
 
 
-@dataclass(frozen=True, slots=True)
-class Regex(Step):
+def regex(pattern: str, group: str | None = None) -> Convert:
     """The first match of a pattern in RE2's syntax: one group, or all named groups as a JSON object.
 
     `group` is a number (0: the whole match), a name, or `*` for all named groups. Without `group`, the result is the
     pattern's only group, or the whole match if the pattern has no group. RE2 takes linear time for every pattern.
+    Fails if nothing matches, if the group took no part in the match, or if matching would take too long.
     """
+    compiled = _compiled(pattern)
+    if compiled.groups > _MAX_GROUPS:
+        expected = f"{_MAX_GROUPS} at most; (?:...) groups without capturing"
+        raise ParameterError("pattern", f"{compiled.groups} groups", expected=expected)
+    if group is None:
+        if compiled.groups > 1:
+            raise ParameterError("group", f"{compiled.groups} groups", expected=f"which one: {_groups(compiled)}")
+        group = str(compiled.groups)  # 1: the only group, 0: the whole match
+    elif group == _ALL_GROUPS:
+        if not compiled.groupindex:
+            raise ParameterError("group", '"*" without named groups', expected="groups such as (?P<name>...)")
+    elif group not in {*map(str, range(compiled.groups + 1)), *compiled.groupindex}:
+        raise ParameterError("group", quoted(group), expected=_groups(compiled))
+    return partial(_matched, pattern, group)
 
-    name: ClassVar[str] = "regex"
-    parameters: ClassVar[tuple[Parameter, ...]] = (Parameter("pattern"), Parameter("group", required=False))
 
-    pattern: str
-    group: str | None = None
-
-    def __post_init__(self) -> None:
-        compiled = _compiled(self.pattern)
-        if compiled.groups > _MAX_GROUPS:
-            expected = f"{_MAX_GROUPS} at most; (?:...) groups without capturing"
-            raise ParameterError("pattern", f"{compiled.groups} groups", expected=expected)
-        if self.group is None:
-            if compiled.groups > 1:
-                raise ParameterError("group", f"{compiled.groups} groups", expected=f"which one: {_groups(compiled)}")
-        elif self.group == _ALL_GROUPS:
-            if not compiled.groupindex:
-                raise ParameterError("group", '"*" without named groups', expected="groups such as (?P<name>...)")
-        elif self.group not in {*map(str, range(compiled.groups + 1)), *compiled.groupindex}:
-            raise ParameterError("group", quoted(self.group), expected=_groups(compiled))
-
-    def convert(self, text: str) -> Iterator[str]:
-        """Fails if nothing matches, if the group took no part in the match, or if matching would take too long."""
-        compiled = _compiled(self.pattern)
-        longest_bytes = _MAX_WORK // compiled.programsize
-        if len(text.encode()) > longest_bytes:
-            raise RejectedTextError(f"the text is longer than the {longest_bytes:,} bytes that this pattern may search")
-        found = compiled.search(text)
-        if found is None:
-            raise RejectedTextError("the pattern matches nowhere")
-        if self.group == _ALL_GROUPS:
-            by_number = sorted(compiled.groupindex, key=compiled.groupindex.__getitem__)  # RE2's own order is by name
-            yield dump_json({name: found[name] for name in by_number})
-            return
-        taken = found[self._group(compiled)]
-        if taken is None:
-            raise RejectedTextError(f"the pattern matches, but group {self._group(compiled)} takes no part in it")
-        yield taken
-
-    def _group(self, compiled: Any) -> int | str:
-        if self.group is None:
-            return int(compiled.groups)  # 1: the only group, 0: the whole match
-        return int(self.group) if self.group.isdecimal() else self.group
+def _matched(pattern: str, group: str, text: str) -> Iterator[str]:
+    compiled = _compiled(pattern)  # not kept, because a pattern may use 1 MB
+    longest_bytes = _MAX_WORK // compiled.programsize
+    if len(text.encode()) > longest_bytes:
+        raise RejectedTextError(f"the text is longer than the {longest_bytes:,} bytes that this pattern may search")
+    found = compiled.search(text)
+    if found is None:
+        raise RejectedTextError("the pattern matches nowhere")
+    if group == _ALL_GROUPS:
+        by_number = sorted(compiled.groupindex, key=compiled.groupindex.__getitem__)  # RE2's own order is by name
+        yield dump_json({name: found[name] for name in by_number})
+        return
+    taken = found[int(group) if group.isdecimal() else group]
+    if taken is None:
+        raise RejectedTextError(f"the pattern matches, but group {group} takes no part in it")
+    yield taken
 
 
 def _compiled(pattern: str) -> Any:

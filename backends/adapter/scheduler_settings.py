@@ -47,6 +47,10 @@ class SchedulerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     def scheduler_name(self) -> str:
         return self.scheduler or DEFAULT_SCHEDULER
 
+    def policy(self, tier: Tier) -> str:
+        """Who schedules in a tier, for the reports: the scheduler's name, or `engine`."""
+        return "engine" if tier == "reports" else self.scheduler_name
+
     @property
     def lowest_tier(self) -> Tier:
         """The lowest tier that satisfies the settings. A scheduler that is named needs `order`."""

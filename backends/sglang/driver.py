@@ -65,8 +65,20 @@ class SglangDriver:
             self.planner = SglangPlanner(scheduler, observer, settings, release=release, cuts=self.cuts, policy=policy)
         self._begun: deque[tuple[int, IterationWork]] = deque()  # batches that run
         self._unmeasured: deque[IterationWork] = deque()  # ended batches whose durations come with the next tick
-        slots = getattr(scheduler, "max_running_requests", 0)
-        self._reporter = _reporter(settings, observer, self.epoch, tier, slots, lower)
+        self._reporter = StateReporter(
+            engine=settings.name,
+            kind="sglang",
+            epoch=self.epoch,
+            model=observer.model,
+            block_tokens=observer.page_tokens,
+            policy=settings.policy(tier),
+            journal=observer.journal,
+            takes_objectives=True,
+            slots=getattr(scheduler, "max_running_requests", 0),
+            tier=tier,
+            lower=lower,
+            untold=observer.untold,
+        )
         self._iterations = self._reporter.iterations
         self._batches, self._sequence = count(), count()
 
@@ -206,27 +218,3 @@ def _work(batch: Any) -> IterationWork:
     if batch.forward_mode.is_decode():
         return IterationWork.of([1] * len(batch.reqs), [request.plait_call.computed_tokens for request in batch.reqs])
     return IterationWork.of(batch.extend_lens or (), batch.prefix_lens or ())
-
-
-def _reporter(  # noqa: PLR0917 - the parts of one report
-    settings: SglangSettings,
-    observer: CacheObserver,
-    epoch: str,
-    tier: Tier,
-    slots: int,
-    lower: Sequence[TierJournal],
-) -> StateReporter:
-    return StateReporter(
-        engine=settings.name,
-        kind="sglang",
-        epoch=epoch,
-        model=observer.model,
-        block_tokens=observer.page_tokens,
-        policy="engine" if tier == "reports" else settings.scheduler_name,
-        tier=tier,
-        journal=observer.journal,
-        takes_objectives=True,
-        slots=slots,
-        lower=lower,
-        untold=observer.untold,
-    )

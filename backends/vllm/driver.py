@@ -64,8 +64,20 @@ class VllmDriver:
                 limits=self.limits if tier == "chunks" else None,
                 policy=policy,
             )
-        self._reporter = _reporter(
-            *(scheduler.vllm_config, observer, settings, self.epoch, tier, self._compatible.slots, lower)
+        self._reporter = StateReporter(
+            engine=settings.name,
+            kind="vllm",
+            epoch=self.epoch,
+            model=served_model(scheduler.vllm_config),
+            block_tokens=observer.block_tokens,
+            policy=settings.policy(tier),
+            journal=observer.journal,
+            takes_objectives=True,
+            slots=self._compatible.slots,
+            tier=tier,
+            lower=lower,
+            ends=observer.ends,
+            untold=observer.untold,
         )
         self._iterations = self._reporter.iterations
         self._sequence = count()
@@ -165,32 +177,6 @@ class VllmDriver:
             if not call.admitted:
                 call.admitted = True
                 iterations.admitted(now_s - call.received_s)
-
-
-def _reporter(  # noqa: PLR0917 - the parts of one report
-    vllm_config: Any,
-    observer: PoolObserver,
-    settings: VllmSettings,
-    epoch: str,
-    tier: Tier,
-    slots: int,
-    lower: Sequence[TierJournal],
-) -> StateReporter:
-    return StateReporter(
-        engine=settings.name,
-        kind="vllm",
-        epoch=epoch,
-        model=served_model(vllm_config),
-        block_tokens=observer.block_tokens,
-        policy="engine" if tier == "reports" else settings.scheduler_name,
-        journal=observer.journal,
-        takes_objectives=True,
-        slots=slots,
-        tier=tier,
-        lower=lower,
-        ends=observer.ends,
-        untold=observer.untold,
-    )
 
 
 def served_model(vllm_config: Any) -> str:

@@ -8,33 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from plait.backends.adapter.required_names import load
 from plait.backends.sglang.calls import SglangCall
 from plait.backends.sglang.compatibility import add_limited_chunk, has_beams, prefix_tokens, releasing
 from plait.policy.scheduling.plan import EngineFacts, Plan
 
-if TYPE_CHECKING:
-
-    class _SglangAdder:
-        """The parts of SGLang's PrefillAdder that the limits below use."""
-
-        page_size: int
-        rem_chunk_tokens: int | None
-        chunked_req_limit: int | None
-        new_chunked_req: Any
-
-        def add_chunked_req(self, req: Any) -> Any: ...
-
-        def add_one_req(self, req: Any, has_chunked_req: bool, truncation_align_size: int | None) -> Any: ...
-
-        def ceil_paged_tokens(self, tokens: int) -> int: ...
-
-        def budget_state(self) -> Any: ...
-
-else:
-    _SglangAdder = object
+_Hooked: Any = object
+"""SGLang's PrefillAdder, behind our limits in the method resolution order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +33,11 @@ class PrefillPass:
 NO_LIMITS = PrefillPass()
 
 
-class LimitedAdder(_SglangAdder):
+class LimitedAdder(_Hooked):  # type: ignore[misc]
     """Comes before SGLang's adder in the method resolution order. `plait_pass` has the plan's limits."""
 
     plait_pass = NO_LIMITS
+    rem_chunk_tokens: int | None
 
     def add_chunked_req(self, req: Any) -> Any:
         """Add the next chunk of the prompt in chunks. The chunk ends with a page, unless the limit is less than a page.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -18,44 +18,11 @@ from plait.backends.sglang.host_tier import host_tier
 from plait.backends.sglang.levers import limited
 from plait.backends.sglang.step_clock import Tick
 
-if TYPE_CHECKING:
-
-    class _SglangScheduler:
-        """The parts of SGLang's scheduler that the hooks below use."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-        def _poll_timeout_aborts(self) -> list[Any]: ...
-
-        def process_input_requests(self, recv_reqs: list[Any]) -> None: ...
-
-        def _add_request_to_queue(self, req: Any, is_retracted: bool = False) -> None: ...
-
-        def get_new_batch_prefill(self, *args: Any, **kwargs: Any) -> Any: ...
-
-        def get_prefill_adder_class(self) -> Any: ...
-
-        def run_batch(self, batch: Any, *args: Any, **kwargs: Any) -> Any: ...
-
-        def process_batch_result(self, batch: Any, result: Any) -> None: ...
-
-        def abort_request(self, recv_req: Any) -> None: ...
-
-        running_batch: Any
-
-        _pending_chunked_abort_req: Any
-
-        def process_pending_chunked_abort(self) -> None: ...
-
-        def send_abort_output(self, abort_req: Any, req: Any) -> None: ...
-
-        def get_internal_state(self, recv_req: Any) -> Any: ...
-
-else:
-    _SglangScheduler = object
+_Hooked: Any = object
+"""SGLang's scheduler, behind the hooks in the method resolution order."""
 
 
-class PlannedSglangScheduler(_SglangScheduler):
+class PlannedSglangScheduler(_Hooked):  # type: ignore[misc]
     """Hooks that come before SGLang's scheduler in the method resolution order. `plait` is the driver."""
 
     plait_lacks: Missing | None = None
@@ -76,7 +43,7 @@ class PlannedSglangScheduler(_SglangScheduler):
     def _poll_timeout_aborts(self) -> list[Any]:
         """Add the leading rank's tick to the requests of a step, which all ranks get. Older versions: `send_ticks`."""
         tick = self.plait.tick()
-        added = super()._poll_timeout_aborts()
+        added: list[Any] = super()._poll_timeout_aborts()
         return added if tick is None else [*added, tick]
 
     def process_input_requests(self, recv_reqs: list[Any]) -> None:
@@ -140,7 +107,7 @@ class PlannedSglangScheduler(_SglangScheduler):
         return self.plait.change_objectives(query.body.encode())
 
 
-class _LimitsAdder(_SglangScheduler):
+class _LimitsAdder(_Hooked):  # type: ignore[misc]
     """The hook of the adder that admits requests in one prefill pass."""
 
     plait: SglangDriver

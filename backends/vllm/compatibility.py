@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from plait.backends.adapter.required_names import Names, RequiredNames
 
@@ -194,40 +194,27 @@ class CompatibleScheduler:
         return self._scheduler.connector is None
 
 
-if TYPE_CHECKING:
-
-    class _ChunkingScheduler:
-        """The parts of vLLM's scheduler that limit a request's tokens. `plait` is the driver, with its `limits`."""
-
-        plait: Any
-        need_mamba_block_aligned_split: bool
-
-        def schedule(self, *args: Any, **kwargs: Any) -> Any: ...
-
-        def _reserve_prefill_lookahead(self, request: Any, computed: int, new: int) -> int: ...
-
-        def _mamba_block_aligned_split(self, request: Any, new: int, *args: Any) -> int: ...
-
-else:
-    _ChunkingScheduler = object
+_Hooked: Any = object
+"""vLLM's scheduler, behind the limits in the method resolution order. `plait` is its driver, which has the limits."""
 
 
-class _LimitsInLookahead(_ChunkingScheduler):
+class _LimitsInLookahead(_Hooked):  # type: ignore[misc]
     """Limits a request's tokens in an iteration where vLLM leaves room for the lookahead of a draft model."""
 
-    def _reserve_prefill_lookahead(self, request: Any, computed: int, new: int) -> int:
+    def _reserve_prefill_lookahead(self, request: Any, computed: int, new: int) -> Any:
         limits = self.plait.limits
         if limits:  # usually there are none; this runs for each request of each iteration
             new = min(new, limits.get(request.request_id, new))
         return super()._reserve_prefill_lookahead(request, computed, new)
 
 
-class _LimitsInSplit(_ChunkingScheduler):
+class _LimitsInSplit(_Hooked):  # type: ignore[misc]
     """Limits a request's tokens in an iteration where vLLM cuts the chunks of Mamba models at a block's end.
 
     vLLM calls that method only while `need_mamba_block_aligned_split` is set, so the hook sets it if there are limits.
     """
 
+    need_mamba_block_aligned_split: bool
     _splits = True
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:

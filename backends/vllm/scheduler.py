@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from plait.backends.adapter.required_names import UnsupportedEngineError, load
 from plait.backends.adapter.scheduler_settings import parse_settings
@@ -15,35 +15,11 @@ from plait.backends.vllm.driver import VllmDriver, served_model
 from plait.backends.vllm.hit_kinds import hit_kinds, left_interval
 from plait.backends.vllm.offloading import find_offloading
 
-if TYPE_CHECKING:
-
-    class _VllmScheduler:
-        """The parts of vLLM's scheduler that the hooks below use."""
-
-        vllm_config: Any
-        kv_cache_config: Any
-        kv_cache_manager: Any
-        waiting: Any
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
-
-        def schedule(self, *args: Any, **kwargs: Any) -> Any: ...
-
-        def add_request(self, request: Any) -> None: ...
-
-        def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any: ...
-
-        def finish_requests(self, *args: Any, **kwargs: Any) -> Any: ...
-
-        def get_request_counts(self) -> tuple[int, int]: ...
-
-        def _preempt_request(self, *args: Any, **kwargs: Any) -> None: ...
-
-else:
-    _VllmScheduler = object
+_Hooked: Any = object
+"""vLLM's scheduler, which comes behind the hooks in the method resolution order."""
 
 
-class PlannedVllmScheduler(_VllmScheduler):
+class PlannedVllmScheduler(_Hooked):  # type: ignore[misc]
     """Hooks that come before vLLM's scheduler in the method resolution order. `plait` is the driver."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -76,11 +52,8 @@ class PlannedVllmScheduler(_VllmScheduler):
 
     def get_request_counts(self) -> tuple[int, int]:
         """(running, waiting) requests, including waiting requests that the planner hides."""
-        held_back = self.plait.held_back
-        if not held_back:
-            return super().get_request_counts()
         running, waiting = super().get_request_counts()
-        return running, waiting + held_back
+        return running, waiting + self.plait.held_back
 
     def _preempt_request(self, *args: Any, **kwargs: Any) -> None:
         self.plait.preemptions += 1

@@ -8,25 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from plait.policy.scheduling.in_order import MAX_BACKFILL_CALLS, Fcfs, HitRatio, LongestPrefix
-from plait.policy.scheduling.moment import SloSettings
-from plait.policy.scheduling.plan import EngineFacts, LocalCall, LocalScheduler, MeasuringScheduler, Plan
+from plait.policy.scheduling.in_order import Fcfs, HitRatio, LongestPrefix
+from plait.policy.scheduling.plan import LocalScheduler
 from plait.policy.scheduling.slo_scheduler import SloScheduler
-
-__all__ = [
-    "MAX_BACKFILL_CALLS",
-    "SCHEDULERS",
-    "EngineFacts",
-    "Fcfs",
-    "HitRatio",
-    "LocalCall",
-    "LocalScheduler",
-    "LongestPrefix",
-    "MeasuringScheduler",
-    "Plan",
-    "SloScheduler",
-    "SloSettings",
-]
 
 SCHEDULERS: dict[str, Callable[[], LocalScheduler]] = {
     "fcfs": Fcfs,

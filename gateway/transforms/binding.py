@@ -53,10 +53,7 @@ def build(name: str, arguments: Sequence[Argument], *, start: int, end: int) -> 
     `start` and `end` are the step's offsets in the specification, for the positions in errors.
     """
     if name not in STEPS:
-        hint = nearest(name, STEPS)
-        raise TransformSpecError(
-            f"unknown transform {quoted(name)}", position=start, expected=A_TRANSFORM, nearest=hint
-        )
+        raise TransformSpecError(f"unknown transform {quoted(name)}", start, A_TRANSFORM, nearest(name, STEPS))
     given: dict[str, list[Argument]] = {}
     for argument in arguments:
         given.setdefault(_parameter_of(name, argument, given), []).append(argument)
@@ -69,35 +66,29 @@ def build(name: str, arguments: Sequence[Argument], *, start: int, end: int) -> 
         elif values:
             named[parameter.name] = values[0]
         elif parameter.default is Parameter.empty:
-            raise TransformSpecError(f"{name} without {parameter.name}", position=end, expected=parameter.name)
+            raise TransformSpecError(f"{name} without {parameter.name}", end, parameter.name)
     try:
         return Step(_canonical(name, texts, named), STEPS[name](*texts, **named))
     except ParameterError as error:
         position = given[error.parameter][0].position if error.parameter in given else start
-        raise TransformSpecError(
-            error.found, position=position, expected=error.expected, nearest=error.nearest
-        ) from None
+        raise TransformSpecError(error.found, position, error.expected, error.nearest) from None
 
 
 def _parameter_of(step: str, argument: Argument, given: Mapping[str, object]) -> str:
     """The parameter that an argument sets. A positional argument sets the first one that has no argument yet."""
-    known, name = _SIGNATURES[step], argument.parameter
+    known, name, position = _SIGNATURES[step], argument.parameter, argument.position
     if name is None:
         positional = [one for one in known.values() if one.kind is not Parameter.KEYWORD_ONLY]
         for parameter in positional:
             if parameter.kind is Parameter.VAR_POSITIONAL or parameter.name not in given:
                 return parameter.name
-        found, expected = f"parameter {len(positional) + 1} of {step}", f"{len(positional)} at most"
-        raise TransformSpecError(found, position=argument.position, expected=expected if positional else "none")
+        expected = f"{len(positional)} at most" if positional else "none"
+        raise TransformSpecError(f"parameter {len(positional) + 1} of {step}", position, expected)
     if name not in known:
-        raise TransformSpecError(
-            f"unknown parameter {quoted(name)} of {step}",
-            position=argument.position,
-            expected=" or ".join(known) or "none",
-            nearest=nearest(name, known),
-        )
+        found, expected = f"unknown parameter {quoted(name)} of {step}", " or ".join(known) or "none"
+        raise TransformSpecError(found, position, expected, nearest(name, known))
     if name in given:
-        raise TransformSpecError(f"a second {name}", position=argument.position, expected="each parameter once")
+        raise TransformSpecError(f"a second {name}", position, "each parameter once")
     return name
 
 
@@ -107,8 +98,7 @@ def _value(parameter: Parameter, argument: Argument) -> object:
         (read,) = getattr(parameter.annotation, "__metadata__", (str,))
         return read(argument.value)
     if argument.value not in ("true", "false"):
-        found = f"an invalid value of {parameter.name}"
-        raise TransformSpecError(found, position=argument.position, expected="true or false")
+        raise TransformSpecError(f"an invalid value of {parameter.name}", argument.position, "true or false")
     return argument.value == "true"
 
 

@@ -18,13 +18,10 @@ class TransformSpecError(CallerError, ValueError, code="invalid_transform"):
     `nearest` is the known name that is closest to an unknown one; None: no name is close.
     """
 
-    def __init__(self, found: str, *, position: int, expected: str, nearest: str | None = None) -> None:
+    def __init__(self, found: str, position: int, expected: str, nearest: str | None = None) -> None:
         hint = f"; did you mean {nearest}?" if nearest is not None else ""
         super().__init__(f"transform, character {position + 1}: {found}; expected {expected}{hint}")
-        self.found = found
-        self.position = position
-        self.expected = expected
-        self.nearest = nearest
+        self.found, self.position, self.expected, self.nearest = found, position, expected, nearest
 
 
 class TransformError(PlaitError, status=422, kind="transform_error", code="transform_failed"):
@@ -48,7 +45,7 @@ class RejectedTextError(Exception):
 class ParameterError(Exception):
     """Raised by a transform, because the value of `parameter` is invalid. `build` adds the position."""
 
-    def __init__(self, parameter: str, found: str, *, expected: str, nearest: str | None = None) -> None:
+    def __init__(self, parameter: str, found: str, expected: str, nearest: str | None = None) -> None:
         super().__init__(f"{parameter}: {found}; expected {expected}")
         self.parameter, self.found, self.expected, self.nearest = parameter, found, expected, nearest
 

@@ -25,7 +25,7 @@ _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"[A-Za-z0-9_]+")
 _PARAMETER = re.compile(r"([a-z_]+)\s*=\s*")
 _LITERAL = re.compile(r"'([^']*)'")
-_BARE = re.compile(r"""[^,()|"']+""")
+_BARE = re.compile(r"""([^,()|"']*[^,()|"'\s])""")
 _STRING = json.JSONDecoder(strict=False)  # a string may contain line breaks
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 
@@ -42,7 +42,7 @@ def parse(spec: str) -> Transform:
 
 def _check_limit(count: int, most: int, things: str) -> None:
     if count > most:
-        raise TransformSpecError(f"{count:,} {things}", position=0, expected=f"{most:,} at most")
+        raise TransformSpecError(f"{count:,} {things}", 0, f"{most:,} at most")
 
 
 class _SpecReader:
@@ -84,27 +84,23 @@ class _SpecReader:
         start = self._at
         value = self._value()
         if _SURROGATE.search(value):
-            raise TransformSpecError("half of a surrogate pair", position=start, expected="valid Unicode text")
+            raise TransformSpecError("half of a surrogate pair", start, "valid Unicode text")
         return Argument(value, start, parameter and parameter[1])
 
     def _value(self) -> str:
-        start, first = self._at, self._text[self._at : self._at + 1]
-        if first == '"':
+        if self._text.startswith('"', self._at):
             try:
-                value, self._at = _STRING.raw_decode(self._text, start)
+                value, self._at = _STRING.raw_decode(self._text, self._at)
             except json.JSONDecodeError as error:
                 expected = "a string as JSON has it; between single quotes a backslash is a backslash"
-                raise TransformSpecError(error.msg.lower(), position=error.pos, expected=expected) from None
+                raise TransformSpecError(error.msg.lower(), error.pos, expected) from None
             return str(value)
-        if first == "'":
-            literal = self._match(_LITERAL)
-            if literal is None:
-                raise TransformSpecError("a quote that is not closed", position=start, expected="' after the value")
-            return literal[1]
-        bare = self._match(_BARE)
-        if bare is None:
+        found = self._match(_LITERAL) or self._match(_BARE)
+        if found is None and self._next() == "'":
+            raise TransformSpecError("a quote that is not closed", self._at, "' after the value")
+        if found is None:
             raise self._unexpected("a value")
-        return bare[0].rstrip()
+        return found[1]
 
     def _next(self) -> str:
         """Skip white space. Returns the next character without reading it; empty at the end."""
@@ -129,4 +125,4 @@ class _SpecReader:
 
     def _unexpected(self, expected: str) -> TransformSpecError:
         found = self._next()
-        return TransformSpecError(quoted(found) if found else "the end", position=self._at, expected=expected)
+        return TransformSpecError(quoted(found) if found else "the end", self._at, expected)

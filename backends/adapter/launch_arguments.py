@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from typing import TypeVar
+
+T = TypeVar("T")
 
 OPTIONS = """
   --scheduler NAME   the local scheduler: slo (default), hit_ratio, longest_prefix, fcfs, or your own, by
@@ -20,13 +23,26 @@ class LaunchError(ValueError):
     """The command line is wrong. The message says what to change."""
 
 
-def check_installed(package: str, engine: str) -> None:
-    """Exit with a sentence if this Python does not have the engine."""
+def launched(
+    arguments: Sequence[str], package: str, engine: str, usage: str, read: Callable[[Sequence[str]], T]
+) -> T | None:
+    """What `read` makes of a launcher's arguments; None for `--help`, which prints `usage`.
+
+    Exits with a sentence if the arguments are wrong, or if this Python does not have the engine.
+    """
+    if arguments and arguments[0] in {"-h", "--help"}:
+        sys.stdout.write(usage)
+        return None
+    try:
+        made = read(arguments)
+    except LaunchError as error:
+        raise SystemExit(f"plait {package}: {error}\n\n{usage}") from error
     if find_spec(package) is None:
         raise SystemExit(
             f"plait {package}: {engine} is not installed for {sys.executable}; install Plait into the engine's "
             f"environment and run its `plait`, or: pip install 'plait[{package}]'"
         )
+    return made
 
 
 def split_arguments(arguments: Sequence[str], engine: str) -> tuple[dict[str, str], list[str]]:

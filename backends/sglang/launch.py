@@ -8,13 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from plait.backends.adapter.launch_arguments import (
-    OPTIONS,
-    LaunchError,
-    check_installed,
-    split_arguments,
-    taken_options,
-)
+from plait.backends.adapter.launch_arguments import OPTIONS, LaunchError, launched, split_arguments, taken_options
 from plait.backends.adapter.scheduler_settings import VARIABLE
 
 PLUGIN: Final = "plait"
@@ -38,17 +32,17 @@ def main(arguments: Sequence[str]) -> None:
     If the plugin does not support this SGLang, the start fails here with the missing names. SGLang itself would start
     without the plugin.
     """
-    if "-h" in arguments[:1] or "--help" in arguments[:1]:
-        sys.stdout.write(USAGE)
+    added = launched(arguments, "sglang", "SGLang", USAGE, lambda own: serve_environment(own, os.environ))
+    if added is None:
         return
+    from plait.backends.sglang.plugin import check  # noqa: PLC0415 - help needs no SGLang
+
+    os.environ.update(added)
     try:
-        command = serve_command(arguments)
-        environment = serve_environment(arguments, os.environ)
-    except LaunchError as error:
-        raise SystemExit(f"plait sglang: {error}\n\n{USAGE}") from error
-    check_installed("sglang", "SGLang")
-    os.environ.update(environment)
-    _check()
+        check()
+    except (RuntimeError, ValueError) as error:
+        raise SystemExit(f"plait sglang: {error}") from error
+    command = serve_command(arguments)
     os.execve(command[0], command, os.environ)  # noqa: S606 - no shell is involved
 
 
@@ -78,12 +72,3 @@ def serve_environment(arguments: Sequence[str], environment: Mapping[str, str]) 
     if allowed and PLUGIN not in allowed:
         changed[ALLOW_LIST] = ",".join([*allowed, PLUGIN])
     return changed
-
-
-def _check() -> None:
-    from plait.backends.sglang.plugin import check  # noqa: PLC0415 - help needs no SGLang
-
-    try:
-        check()
-    except (RuntimeError, ValueError) as error:
-        raise SystemExit(f"plait sglang: {error}") from error

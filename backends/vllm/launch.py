@@ -7,13 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from plait.backends.adapter.launch_arguments import (
-    OPTIONS,
-    LaunchError,
-    check_installed,
-    split_arguments,
-    taken_options,
-)
+from plait.backends.adapter.launch_arguments import OPTIONS, LaunchError, launched, split_arguments, taken_options
 
 SCHEDULER = "plait.backends.vllm.scheduler.create_scheduler"
 MIDDLEWARE = "plait.backends.vllm.middleware.CacheStateMiddleware"
@@ -27,15 +21,9 @@ Starts vLLM's server with Plait's local scheduler and its cache-state route.
 
 def main(arguments: Sequence[str]) -> None:
     """Replace this process by vLLM's server. `arguments` are those after `plait vllm`."""
-    if "-h" in arguments[:1] or "--help" in arguments[:1]:
-        sys.stdout.write(USAGE)
-        return
-    try:
-        command = serve_command(arguments)
-    except LaunchError as error:
-        raise SystemExit(f"plait vllm: {error}\n\n{USAGE}") from error
-    check_installed("vllm", "vLLM")
-    os.execv(command[0], command)  # noqa: S606 - no shell is involved
+    command = launched(arguments, "vllm", "vLLM", USAGE, serve_command)
+    if command is not None:
+        os.execv(command[0], command)  # noqa: S606 - no shell is involved
 
 
 def serve_command(arguments: Sequence[str]) -> list[str]:

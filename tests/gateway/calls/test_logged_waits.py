@@ -114,7 +114,10 @@ async def test_a_call_whose_gateway_stood_still_while_its_engine_had_it() -> Non
                 await call
         assert made.ending.gateway_s == pytest.approx(5.0, abs=0.1)
         waited = samples(made.registry)
-    assert waited_for(logs) == [{"gateway": pytest.approx(5.0, abs=0.1)}]
+    (found,) = waited_for(logs)
+    assert found is not None
+    assert list(found) == ["gateway"]
+    assert found["gateway"] == pytest.approx(5.0, abs=0.1)
     assert waited['plait_waited_seconds_count{model="m",why="gateway"}'] == 1
 
 
@@ -136,8 +139,10 @@ async def test_a_call_that_stood_in_the_gateway_before_it_was_placed(monkeypatch
             open_gate(made)
             await call
     at_once, after_a_wait = waited_for(logs)
-    assert at_once == {"gateway": pytest.approx(3.0, abs=0.1)}
+    assert at_once is not None
     assert after_a_wait is not None
+    assert list(at_once) == ["gateway"]
+    assert at_once["gateway"] == pytest.approx(3.0, abs=0.1)
     assert after_a_wait["gateway"] == pytest.approx(3.0, abs=0.1)
     assert after_a_wait["slot"] >= WAIT_S / 2, "what a wait explains is no time of the gateway"
 

@@ -288,9 +288,7 @@ class Lines:
 
     def _small_first(self, line: Line[Waiting], tenant: str, now_s: float) -> Waiting | None:
         """The small call that goes first in a tenant's turn; None if none does."""
-        for call in line.first(tenant, Precedence.SMALL, PASSING):
-            if not line.lets_pass(call):
-                return None
+        for call in line.first_small(tenant, PASSING):
             if self._is_still(call, now_s):
                 return call
             line.look_later(call)

@@ -16,8 +16,10 @@ from plait.gateway.admission.lines import Lines
 from plait.gateway.admission.tenants import TenantLimits, TenantUse
 from plait.gateway.fleet.router import Router
 from plait.gateway.timed_events import At
-from plait.policy.admission.conversations import Conversations, InTurn
+from plait.policy.admission.conversations import Conversations
 from plait.policy.admission.fair_shares import FairShares
+from plait.policy.admission.line import TenantCalls
+from plait.policy.order import rank_of
 
 DECODE_SHARE = 1 / 16
 """A call's work counts only this part of its decode, because engines decode many calls at once. `DrainRate` corrects
@@ -51,7 +53,7 @@ class Queue:
         on_given_up: Callable[[Waiting, float], None],
     ) -> None:
         self.backlogs: dict[str, Backlog] = {}
-        self.held: dict[str, InTurn[Waiting]] = {}
+        self.held: dict[str, TenantCalls[Waiting]] = {}
         self.lines = Lines(router, at, shares, uses, ahead_s, on_sent=self._sent, on_failed=self._failed)
         self._shares = shares
         self._conversations = Conversations()
@@ -72,7 +74,7 @@ class Queue:
 
     def wants(self, tenant: str) -> int:
         """How many calls of a tenant are placed, or would be with a higher `max_running`."""
-        return self._uses[tenant].running + len(self.held.get(tenant, ()))
+        return self._uses[tenant].running + (self.held[tenant].waiting if tenant in self.held else 0)
 
     # Events.
 
@@ -97,7 +99,7 @@ class Queue:
         backlog.add(call)
         if call.booking is None:
             call.wait_for("max_running", now_s)
-            self.held.setdefault(call.tenant, InTurn()).add(call)
+            self.held.setdefault(call.tenant, TenantCalls()).add(call)
         else:
             self.lines.join(call, now_s)
         if not call.is_back:
@@ -122,7 +124,8 @@ class Queue:
         """The objectives of a waiting call have changed."""
         if call.booking is not None:
             self.lines.refine(call, now_s)
-        call.find_rank()
+        else:
+            self.held[call.tenant].change(call, rank_of(call.call.slo, call.call.objective), call.precedence)
         self.backlogs[call.call.model].mark(call)
 
     def _shed(self, call: Waiting, now_s: float) -> None:
@@ -171,8 +174,8 @@ class Queue:
     def place_held(self, tenant: str, now_s: float) -> None:
         """Place a tenant's calls in `held`, as many as may run now."""
         use, held = self._uses[tenant], self.held.get(tenant)
-        while held and use.running < self._limits(tenant).max_running:
-            call = next(iter(held))
+        while held and held.waiting and use.running < self._limits(tenant).max_running:
+            call = held.next_call
             held.serve(call)
             try:
                 self.lines.place(call, now_s)

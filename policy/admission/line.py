@@ -14,9 +14,11 @@ the present time, and enters the tenant again if it has moved.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
-from itertools import count, islice
+from itertools import chain, count, islice
+from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from plait.policy.admission.conversations import InTurn, OfConversation
@@ -66,12 +68,14 @@ CachedShare = Callable[[T], float]
 
 
 class _Class(Generic[T]):
-    """The waiting calls of one tenant and class."""
+    """The waiting calls of one tenant, rank and priority. `of` has them by precedence."""
 
-    __slots__ = ("_group_of", "_groups", "_next_look", "tickets")
+    __slots__ = ("_group_of", "_groups", "_next_look", "_passed", "of", "tickets")
 
     def __init__(self) -> None:
         self.tickets = InTurn[T]()
+        self.of = {precedence: InTurn[T]() for precedence in Precedence}
+        self._passed = 0  # the tokens of small calls that the first of the rest has let pass
         self._group_of: dict[T, int] = {}  # the hit-ratio group at the last look
         self._groups = HitRatioGroups()
         self._next_look = 0
@@ -100,6 +104,21 @@ class _Class(Generic[T]):
         """Those of its first call."""
         return next(iter(self.tickets)).tokens
 
+    @property
+    def lets_small_pass(self) -> bool:
+        """Whether small calls go before the rest: until they had as many tokens as the first of the rest. A flood of
+        them may not hold the others up.
+        """
+        rest = self.of[Precedence.REST]
+        return not rest or self._passed < next(iter(rest)).tokens
+
+    def passed(self, ticket: T) -> None:
+        """A call of the class is sent."""
+        if ticket.precedence is Precedence.SMALL and self.of[Precedence.REST]:
+            self._passed += ticket.tokens
+        elif ticket.precedence is Precedence.REST:
+            self._passed = max(0, self._passed - ticket.tokens)
+
     def forget(self, ticket: T) -> None:
         """A call has left the class."""
         self._group_of.pop(ticket, None)
@@ -110,25 +129,29 @@ class _Class(Generic[T]):
         return group
 
 
-class _Tenant(Generic[T]):
-    """The waiting calls of one tenant, by class, and by precedence."""
+class TenantCalls(Generic[T]):
+    """The waiting calls of one tenant, in the order of their classes (`policy.order`)."""
 
-    __slots__ = ("_kept", "_passed", "classes", "of_precedence", "prefill_s", "waiting", "weight", "work_s")
+    __slots__ = ("_kept", "_order", "classes", "prefill_s", "waiting", "weight", "work_s")
 
-    def __init__(self, weight: float) -> None:
+    def __init__(self, weight: float = 1.0) -> None:
         self.weight = weight
         self.classes: dict[tuple[Rank, int], _Class[T]] = {}
-        self.of_precedence = {precedence: InTurn[T]() for precedence in Precedence}
+        self._order: list[tuple[Rank, int]] = []  # the keys of `classes`, sorted
         self._kept = Kept()
-        self._passed = 0  # the tokens of small calls that the first of the `REST` has let pass
         self.waiting = 0
         self.work_s = self.prefill_s = 0.0
 
     def add(self, ticket: T) -> None:
-        if (ticket.rank, ticket.priority) not in self.classes:
-            self.classes[ticket.rank, ticket.priority] = _Class()
+        key = ticket.rank, ticket.priority
+        if key not in self.classes:
+            self.classes[key] = _Class()
+            insort(self._order, key)
         for queue in self._queues(ticket):
             queue.add(ticket)
+        self.waiting += 1
+        self.work_s += ticket.work_s
+        self.prefill_s += ticket.prefill_s
 
     def serve(self, ticket: T) -> None:
         """A call is sent: charge its tokens to its conversation and its class."""
@@ -138,12 +161,11 @@ class _Tenant(Generic[T]):
         self._forget(ticket)
 
     def passed(self, ticket: T) -> None:
-        """A call is sent, from here or as it arrives: charge its tokens to its rank."""
-        if ticket.precedence is Precedence.SMALL and self.of_precedence[Precedence.REST]:
-            self._passed += ticket.tokens
-        elif ticket.precedence is Precedence.REST:
-            self._passed = max(0, self._passed - ticket.tokens)
-        self._kept.serve(ticket.rank, ticket.tokens, {rank for rank, _ in self.classes})
+        """A call is sent, from here or as it arrives: charge its tokens to its class."""
+        own = self.classes.get((ticket.rank, ticket.priority))
+        if own is not None:
+            own.passed(ticket)
+        self._kept.serve(ticket.rank, ticket.tokens, self._firsts())
 
     def remove(self, ticket: T) -> None:
         """A call leaves unsent."""
@@ -151,36 +173,69 @@ class _Tenant(Generic[T]):
             queue.remove(ticket)
         self._forget(ticket)
 
-    def _queues(self, ticket: T) -> list[InTurn[T]]:
+    def _queues(self, ticket: T) -> tuple[InTurn[T], InTurn[T]]:
         """The queues that have the call."""
-        return [self.classes[ticket.rank, ticket.priority].tickets, self.of_precedence[ticket.precedence]]
+        own = self.classes[ticket.rank, ticket.priority]
+        return own.tickets, own.of[ticket.precedence]
 
     def _forget(self, ticket: T) -> None:
-        of_rank = self.classes[ticket.rank, ticket.priority]
-        of_rank.forget(ticket)
-        if not of_rank.tickets:
-            del self.classes[ticket.rank, ticket.priority]
+        key = ticket.rank, ticket.priority
+        own = self.classes[key]
+        own.forget(ticket)
+        if not own.tickets:
+            del self.classes[key], self._order[bisect_left(self._order, key)]
+        self.waiting -= 1
+        self.work_s -= ticket.work_s
+        self.prefill_s -= ticket.prefill_s
 
-    def next(self, cached_share: CachedShare[T]) -> T:
-        return self.first_class().next(cached_share)
+    def change(self, ticket: T, rank: Rank, precedence: Precedence) -> None:
+        """A call gets another rank, and joins the end of its conversation there; or another precedence in its place."""
+        if rank is not ticket.rank:
+            self.remove(ticket)
+            ticket.rank, ticket.precedence = rank, precedence
+            self.add(ticket)
+        elif precedence is not ticket.precedence:
+            of = self.classes[rank, ticket.priority].of
+            of[ticket.precedence].remove(ticket)
+            of[precedence].add(ticket)
+            ticket.precedence = precedence
 
-    def first_class(self) -> _Class[T]:
+    @property
+    def next_call(self) -> T:
+        """The first call of the class whose turn it is."""
+        return next(iter(self.classes[self.first()].tickets))
+
+    def first(self) -> tuple[Rank, int]:
         """The class whose turn it is."""
         if len(self.classes) == 1:
-            return next(iter(self.classes.values()))
-        first = dict[Rank, _Class[T]]()  # of each rank, the class with the lowest priority
-        for rank, priority in sorted(self.classes, reverse=True):
-            first[rank] = self.classes[rank, priority]
-        return first[self._kept.first({rank: one.tokens for rank, one in first.items()})]
+            return next(iter(self.classes))
+        firsts = self._firsts()
+        return firsts[self._kept.first({rank: self.classes[key].tokens for rank, key in firsts.items()})]
 
-    def lets_pass(self, ticket: T) -> bool:
-        """Whether a small call goes before the others. Small calls pass another one until they had as many tokens: a
-        flood of them may not hold the others up.
-        """
-        if ticket.rank is Rank.THROUGHPUT and min(self.classes)[0] < ticket.rank:
-            return False
-        rest = self.of_precedence[Precedence.REST]
-        return not rest or self._passed < next(iter(rest)).tokens
+    def _firsts(self) -> dict[Rank, tuple[Rank, int]]:
+        """The class with the lowest priority of each waiting rank."""
+        places = ((rank, bisect_left(self._order, (rank, -inf))) for rank in Rank)
+        return {rank: self._order[at] for rank, at in places if at < len(self._order) and self._order[at][0] is rank}
+
+    def having(self, precedence: Precedence) -> Iterator[T]:
+        """The waiting calls of a precedence, by class."""
+        return chain.from_iterable(self.classes[key].of[precedence] for key in self._order)
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        assert self._order == sorted(self.classes)
+        for key, one in self.classes.items():
+            assert all((ticket.rank, ticket.priority) == key for ticket in one.tickets)
+            for precedence, those in one.of.items():
+                assert set(those) == {ticket for ticket in one.tickets if ticket.precedence is precedence}
+
+    def lets_pass(self, ticket: T, *, waits: bool) -> bool:
+        """Whether a small call, which `waits` here or has just come, goes before the others: in its class's turn."""
+        key, first = (ticket.rank, ticket.priority), self.first()
+        own = self.classes.get(key)
+        if own is None:
+            return key < first == self._order[0]
+        return key == first and own.lets_small_pass and (waits or not own.of[Precedence.SMALL])
 
 
 class Line(Generic[T]):
@@ -192,7 +247,7 @@ class Line(Generic[T]):
         self._shares = shares
         self._cached_share = cached_share
         self._tickets: dict[T, None] = {}
-        self._tenants: dict[str, _Tenant[T]] = {}
+        self._tenants: dict[str, TenantCalls[T]] = {}
         self._order: list[tuple[float, int, str]] = []  # a heap of the waiting tenants; entries may be stale
         self._entered: dict[str, float] = {}  # the virtual time of each tenant's newest entry
         self._turn = count()
@@ -229,13 +284,10 @@ class Line(Generic[T]):
         tenant = self._tenants.get(ticket.tenant)
         self._shares.waits(ticket.tenant)
         if tenant is None:
-            tenant = self._tenants[ticket.tenant] = _Tenant(self._shares.weight(ticket.tenant))
+            tenant = self._tenants[ticket.tenant] = TenantCalls(self._shares.weight(ticket.tenant))
             self._weights += tenant.weight
             self._enter(ticket.tenant)
         tenant.add(ticket)
-        tenant.waiting += 1
-        tenant.work_s += ticket.work_s
-        tenant.prefill_s += ticket.prefill_s
         self._tickets[ticket] = None
         self.work_s += ticket.work_s
         self._prefill_s += ticket.prefill_s
@@ -275,7 +327,7 @@ class Line(Generic[T]):
             return None
         return OvertakenInLine(share * calls, share * prefill_s / self._prefill_s if prefill_s > 0.0 else 0.0)
 
-    def _before(self, tenant: str) -> list[_Tenant[T]]:
+    def _before(self, tenant: str) -> list[TenantCalls[T]]:
         """The waiting tenants that are further behind than `tenant`, which has no waiting call."""
         served = self._shares.served
         own = served(tenant)
@@ -285,7 +337,7 @@ class Line(Generic[T]):
 
     def take(self, tenant: str | None = None) -> T:
         """Remove and return the call to send next, of `tenant` or of the next tenant, and charge its tokens."""
-        ticket = self._tenants[self.next_tenant() if tenant is None else tenant].next(self._cached_share)
+        ticket = self._first_class(self.next_tenant() if tenant is None else tenant).next(self._cached_share)
         self.serve(ticket)
         return ticket
 
@@ -305,38 +357,41 @@ class Line(Generic[T]):
         self.work_s = self.work_s - ticket.work_s if self._tickets else 0.0  # 0.0 drops rounding errors
         self._prefill_s = self._prefill_s - ticket.prefill_s if self._tickets else 0.0
         tenant = self._tenants[ticket.tenant]
-        tenant.waiting -= 1
-        tenant.work_s -= ticket.work_s
-        tenant.prefill_s -= ticket.prefill_s
         self._shares.left(ticket.tenant)
         if not tenant.waiting:
             del self._tenants[ticket.tenant], self._entered[ticket.tenant]
             self._weights = self._weights - tenant.weight if self._tenants else 0.0
 
     def change(self, ticket: T, rank: Rank, precedence: Precedence) -> None:
-        """A waiting call gets another rank or precedence, and joins the end of its conversation there."""
-        if (rank, precedence) != (ticket.rank, ticket.precedence):
-            tenant = self._tenants[ticket.tenant]
-            tenant.remove(ticket)
-            ticket.rank, ticket.precedence = rank, precedence
-            tenant.add(ticket)
+        """A waiting call gets another rank or precedence."""
+        self._tenants[ticket.tenant].change(ticket, rank, precedence)
+
+    def _first_class(self, tenant: str) -> _Class[T]:
+        mine = self._tenants[tenant]
+        return mine.classes[mine.first()]
 
     def next_call(self, tenant: str) -> T:
         """The first call of a waiting tenant. `take` may choose another one of its class, by the hit-ratio groups."""
-        return next(iter(self._tenants[tenant].first_class().tickets))
+        return self._tenants[tenant].next_call
+
+    def first_small(self, tenant: str, most: int) -> list[T]:
+        """At most `most` small calls, one of which goes first in a waiting tenant's turn."""
+        first = self._first_class(tenant)
+        goes = first.of[Precedence.REST] and first.lets_small_pass
+        return list(islice(first.of[Precedence.SMALL], most)) if goes else []
 
     def having(self, precedence: Precedence) -> list[str]:
         """The tenants with waiting calls of a precedence that may overtake, the furthest behind first."""
-        found = [name for name, tenant in self._tenants.items() if tenant.of_precedence[precedence]]
+        found = [name for name, tenant in self._tenants.items() if next(tenant.having(precedence), None)]
         return sorted(found, key=self._shares.served) if len(found) > 1 else found
 
     def first(self, tenant: str, precedence: Precedence, most: int) -> list[T]:
         """The next calls of a tenant and a precedence to check for room, at most `most`."""
-        return list(islice(self._tenants[tenant].of_precedence[precedence], most))
+        return list(islice(self._tenants[tenant].having(precedence), most))
 
     def look_later(self, ticket: T) -> None:
-        """There was no room for a call that may overtake: check the tenant's others before this one again."""
-        self._tenants[ticket.tenant].of_precedence[ticket.precedence].defer(ticket)
+        """There was no room for a call that may overtake: check the others of its class before this one again."""
+        self._tenants[ticket.tenant].classes[ticket.rank, ticket.priority].of[ticket.precedence].defer(ticket)
 
     def first_urgent(self, tenant: str) -> T | None:
         """The earliest urgent call of a tenant; None if none waits."""
@@ -349,10 +404,7 @@ class Line(Generic[T]):
     def lets_pass(self, ticket: T) -> bool:
         """Whether a small call, which waits here or has just come, goes before the others of its tenant."""
         mine = self._tenants.get(ticket.tenant)
-        if mine is None:
-            return True
-        is_behind = ticket not in self._tickets and mine.of_precedence[Precedence.SMALL]
-        return not is_behind and mine.lets_pass(ticket)
+        return mine is None or mine.lets_pass(ticket, waits=ticket in self._tickets)
 
     def passed(self, ticket: T) -> None:
         """A call has passed the line as it arrived."""
@@ -375,8 +427,7 @@ class Line(Generic[T]):
             queued = [ticket for of_rank in tenant.classes.values() for ticket in of_rank.tickets]
             assert tenant.waiting == len(queued) > 0
             assert all(ticket.tenant == name and ticket in self._tickets for ticket in queued)
-            for precedence, those in tenant.of_precedence.items():
-                assert set(those) == {ticket for ticket in queued if ticket.precedence is precedence}
+            tenant.check()
         assert self._entered.keys() == self._tenants.keys()
 
     def _enter(self, tenant: str) -> None:

@@ -10,7 +10,7 @@ from plait.backends.errors import LimitError, NoEngineError, OverloadedError
 from plait.gateway.admission.lines import MOVED_AT_ONCE
 from plait.gateway.admission.tenants import TenantLimits
 from plait.policy.costs.engine_view import sent_calls
-from plait.policy.types import Slo
+from plait.policy.types import Objective, Slo
 from tests.gateway.admission.waiting_fleet import WaitingFleet
 
 
@@ -173,7 +173,7 @@ def test_one_tenant_cannot_take_the_others_share() -> None:
 def test_calls_with_a_ttft_go_first_and_calls_for_throughput_last() -> None:
     fleet = WaitingFleet("x", is_busy=True)
     first = fleet.enter(tokens=3_000)
-    batch = fleet.enter(tokens=3_000, for_throughput=True)
+    batch = fleet.enter(tokens=3_000, objective=Objective.THROUGHPUT)
     plain = fleet.enter(tokens=3_000)
     urgent = fleet.enter(tokens=3_000, ttft_s=9.0)
     assert fleet.serve(4) == [first, urgent, plain, batch]
@@ -227,7 +227,7 @@ def test_beyond_the_bound_calls_are_refused_with_the_time_to_come_back() -> None
 def test_calls_for_throughput_are_given_up_first() -> None:
     fleet = WaitingFleet("x", max_wait_s=6.5)
     fleet.enter(tokens=3_000)
-    batch = [fleet.enter("b", 3_000, for_throughput=True) for _ in range(2)]
+    batch = [fleet.enter("b", 3_000, objective=Objective.THROUGHPUT) for _ in range(2)]
     urgent = fleet.enter("a", 3_000)
     assert [call.error is None for call in (*batch, urgent)] == [True, False, True]
 
@@ -245,7 +245,7 @@ def test_a_tenant_within_its_share_loses_nothing_to_anothers_queue() -> None:
 def test_a_normal_call_is_not_given_up_while_one_for_throughput_waits() -> None:
     fleet = WaitingFleet("x", max_wait_s=12.5)
     fleet.enter("a", 3_000)
-    batch = [fleet.enter("b", 3_000, for_throughput=True) for _ in range(2)]
+    batch = [fleet.enter("b", 3_000, objective=Objective.THROUGHPUT) for _ in range(2)]
     plain = [fleet.enter(tenant, 3_000) for tenant in ("a", "a", "c")]
     assert [call.error is None for call in (*batch, *plain)] == [True, False, True, True, True]
 

@@ -12,6 +12,7 @@ from plait.backends.errors import PlaitError
 from plait.gateway.admission.room import RESERVED_S
 from plait.gateway.admission.tenants import TenantLimits
 from plait.policy.costs.engine_view import sent_calls
+from plait.policy.types import Objective
 from tests.gateway.admission.waiting_fleet import WaitingFleet
 
 SESSIONS = {64: "", 700: "s", 3_000: "", 9_000: "t"}
@@ -32,12 +33,14 @@ class Machine(RuleBasedStateMachine):
         tokens=st.sampled_from((64, 700, 3_000, 9_000)),
         prefix=st.none() | st.integers(0, 3),
         ttft_s=st.none() | st.just(2.0),
-        for_throughput=st.booleans(),
+        objective=st.sampled_from((None, *Objective)),
     )
-    def enter(self, tenant: str, tokens: int, prefix: int | None, ttft_s: float | None, for_throughput: bool) -> None:
+    def enter(
+        self, tenant: str, tokens: int, prefix: int | None, ttft_s: float | None, objective: Objective | None
+    ) -> None:
         try:
             self.fleet.enter(
-                tenant, tokens, prefix=prefix, ttft_s=ttft_s, for_throughput=for_throughput, session=SESSIONS[tokens]
+                tenant, tokens, prefix=prefix, ttft_s=ttft_s, objective=objective, session=SESSIONS[tokens]
             )
         except PlaitError:
             self.fleet.settle()

@@ -5,10 +5,13 @@ A prompt takes 1 ms for each token. A small one has up to 90.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from plait.gateway.admission.backlog import Waiting
-from plait.policy.types import NEAR_S, Slo
+from plait.gateway.admission.tenants import TenantLimits
+from plait.policy.types import NEAR_S, Objective, Slo
 from tests.gateway.admission.waiting_fleet import WaitingFleet
 
 LONG = 3_000
@@ -178,3 +181,41 @@ def test_it_passes_nobody_else_in_the_engine() -> None:
     assert not urgent.is_sent
     fleet.first_byte(other)
     assert urgent.is_sent
+
+
+# Of one tenant, by rank and priority.
+
+
+@pytest.mark.parametrize(
+    "fields", [{"objective": Objective.LATENCY}, {"priority": -1}, {"ttft_s": 1.0}], ids=["latency", "priority", "late"]
+)
+def test_a_small_call_goes_before_small_ones_of_later_classes(fields: dict[str, Any]) -> None:
+    fleet = WaitingFleet("x", is_busy=True)
+    fleet.enter(tokens=LONG)
+    while fleet.enter(tokens=64).is_sent:
+        pass
+    plain = fleet.enter(tokens=64)
+    first = fleet.enter(tokens=64, **fields)
+    last = fleet.enter(tokens=64, objective=Objective.THROUGHPUT)
+    while not first.is_sent:
+        fleet.serve(1)
+    assert (plain.is_sent, last.is_sent) == (False, False)
+
+
+@pytest.mark.parametrize("tokens", [64, LONG])
+def test_small_calls_for_throughput_keep_a_tenth_beside_a_flood(tokens: int) -> None:
+    fleet = WaitingFleet("x", is_busy=True)
+    fleet.enter(tokens=LONG)
+    batch = [fleet.enter(tokens=64, objective=Objective.THROUGHPUT) for _ in range(3)]
+    flood = [fleet.enter(tokens=tokens) for _ in range(60)]
+    fleet.serve(40)
+    assert all(call.is_sent for call in batch)
+    assert not all(call.is_sent for call in flood)
+
+
+def test_a_class_orders_calls_that_their_tenants_other_calls_hold() -> None:
+    fleet = WaitingFleet("x", limits=TenantLimits(max_running=1))
+    running, last = fleet.enter(), fleet.enter(objective=Objective.THROUGHPUT)
+    plain, low = fleet.enter(), fleet.enter(priority=1)
+    first = fleet.enter(objective=Objective.LATENCY)
+    assert fleet.serve(5) == [running, first, plain, low, last]

@@ -13,6 +13,7 @@ from plait.gateway.admission.backlog import Waiting
 from plait.gateway.admission.lines import LEAST_GAIN_S
 from plait.gateway.admission.tenants import TenantLimits
 from plait.gateway.admission.waits import LineChange, Wait, WaitReason, seconds_by_reason
+from plait.policy.types import Objective
 from tests.gateway.admission.test_lines import SOON_S, full_fleet
 from tests.gateway.admission.test_session_gates import closed_fleet
 from tests.gateway.admission.waiting_fleet import WaitingFleet
@@ -157,7 +158,7 @@ def test_a_call_that_is_given_up_has_waited_until_then() -> None:
     fleet = WaitingFleet("x", max_wait_s=6.5, is_busy=True)
     fleet.enter(tokens=LONG)
     fleet.enter(tokens=LONG)
-    victim = fleet.enter(tokens=LONG, for_throughput=True)
+    victim = fleet.enter(tokens=LONG, objective=Objective.THROUGHPUT)
     fleet.pass_time(1.0)
     fleet.enter(tokens=LONG)
     assert victim.error is not None

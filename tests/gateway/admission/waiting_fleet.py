@@ -69,7 +69,8 @@ class WaitingFleet:
         prefix: int | None = None,
         ttft_s: float | None = None,
         jct_s: float | None = None,
-        for_throughput: bool = False,
+        objective: Objective | None = None,
+        priority: int = 0,
         session: str = "",
         run: str = "",
         is_final: bool = False,
@@ -85,7 +86,8 @@ class WaitingFleet:
             BLOCK_TOKENS,
             [abs(first) + block for block in range(tokens // BLOCK_TOKENS)],
             slo=Slo(ttft_s, None, jct_s) if ttft_s or jct_s else None,
-            objective=Objective.THROUGHPUT if for_throughput else None,
+            objective=objective,
+            priority=priority,
             arrived_s=self.now_s,
         )
         waiting = Waiting(

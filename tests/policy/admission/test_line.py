@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.admission.line import LOOKED_ANEW, LOOKED_AT, Line
+from plait.policy.costs.prefill_queue import Precedence
 from plait.policy.order import KEPT, Rank
 from tests.policy.admission.asked_calls import Asked, asked, new_line, new_lines, taken, tenants
 
@@ -345,6 +346,13 @@ class Lines(RuleBasedStateMachine):
             call = calls[which % len(calls)]
             self.made[number].remove(call)
             self.oracle.leave(number, call)
+
+    @precondition(lambda self: any(self.oracle.lines))
+    @rule(number=st.integers(0, 2), which=st.integers(0, 99), precedence=st.sampled_from(Precedence))
+    def change(self, number: int, which: int, precedence: Precedence) -> None:
+        if calls := self.oracle.lines[number]:
+            call = calls[which % len(calls)]
+            self.made[number].change(call, call.rank, precedence)
 
     @rule(tenant=st.sampled_from("abc"), tokens=st.integers(-800, 400))
     def correct(self, tenant: str, tokens: int) -> None:

@@ -280,6 +280,7 @@ class Gateway:
         if not self._forwarding.is_alone:
             admission.sessions.part = lambda _model: 1 / self._forwarding.peers.count
         self._registry.register(AdmissionCollector(admission, self._tenants.label))
+        self._terms.on_change = lambda: admission.limits_changed(loop_time_s())
         return admission
 
     def _new_recovery(self) -> Recovery:

@@ -165,12 +165,16 @@ class Admission:
             return False
         use.enter(call.tokens)
         call.wait_for("rate", now_s)
-        self._paced[call] = now_s + wait_s
-        self._at(now_s + wait_s, partial(self._paced_until, call))
+        self._pace(call, now_s + wait_s)
         return True
 
-    def _paced_until(self, call: Waiting, now_s: float) -> None:
-        if self._paced.pop(call, None) is not None:
+    def _pace(self, call: Waiting, until_s: float) -> None:
+        self._paced[call] = until_s
+        self._at(until_s, partial(self._paced_until, call, until_s))
+
+    def _paced_until(self, call: Waiting, until_s: float, now_s: float) -> None:
+        if self._paced.get(call) == until_s:  # otherwise the call is gone, or the limits have changed
+            del self._paced[call]
             self.sessions.arrive(call, now_s)  # it passes
             self._freed(call, now_s)
 
@@ -225,7 +229,17 @@ class Admission:
             self.queue.refine(waiting, now_s)
 
     def limits_changed(self, now_s: float) -> None:
-        """Tenants may have more calls running."""
+        """Tenants may have other limits: more calls may run, and those that wait for rates wait anew."""
+        paced, self._paced = self._paced, {}
+        for call in paced:
+            self._uses[call.tenant].give_back(call.tokens)
+        for tenant in {call.tenant for call in paced}:
+            self._uses[tenant].fit(self._limits(tenant), now_s)
+        for call in paced:
+            use, limits = self._uses[call.tenant], self._limits(call.tenant)
+            wait_s = use.wait_s(limits, call.tokens, now_s)
+            use.enter(call.tokens)
+            self._pace(call, now_s + max(0.0, wait_s))
         for tenant in list(self.busy()):
             self.queue.place_held(tenant, now_s)
 

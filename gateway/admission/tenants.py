@@ -133,6 +133,12 @@ class TenantUse:
         """A call that was counted will not be sent."""
         self._calls, self._tokens = max(0.0, self._calls - 1), max(0.0, self._tokens - tokens)
 
+    def fit(self, limits: TenantLimits, now_s: float) -> None:
+        """The limits have changed: what was used before is a whole bucket at most."""
+        self._at_s = now_s
+        self._calls = min(self._calls, BURST_S * limits.calls_per_s)
+        self._tokens = min(self._tokens, BURST_S * limits.tokens_per_s)
+
     def _drain(self, limits: TenantLimits, now_s: float) -> None:
         """Refill the buckets for the time since the last event."""
         elapsed_s, self._at_s = now_s - self._at_s, now_s
@@ -182,6 +188,7 @@ class TenantTerms:
         index: int = 0,
     ) -> None:
         self.parts: Callable[[], Mapping[str, int] | None] | None = None
+        self.on_change: Callable[[], None] = lambda: None
         self._ids = ids
         self._gateways = gateways
         self._index = index
@@ -204,6 +211,7 @@ class TenantTerms:
         self._own = {identity: self._divided(whole) for identity, whole in self._own_whole.items()}
         self.weights.clear()
         self.weights.update({identity: tenant.weight for identity, tenant in named.items()})
+        self.on_change()
 
     def limits(self, tenant: str) -> TenantLimits:
         """The limits of a tenant in this gateway.

@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from plait.backends.errors import ConflictError, NotFoundError
 from plait.backends.http.trust import SYSTEM_TRUST, TrustError
 from plait.gateway import reloading
+from plait.gateway.admission.backlog import Waiting
 from plait.gateway.app import Gateway
 from plait.gateway.config.file import ConfigError, load_config, parse_config
 from plait.gateway.config.sections import Config, EngineConfig
@@ -23,6 +24,7 @@ from plait.gateway.fleet.booking import Booking
 from plait.gateway.fleet.router import EngineBusyError
 from plait.gateway.log.events import change_level
 from plait.gateway.membership import engine_set
+from plait.gateway.timer import loop_time_s
 from plait.policy.types import Call
 from tests.gateway.exposed import samples
 
@@ -145,6 +147,19 @@ async def test_tenants_change_in_a_running_gateway(running: Running) -> None:
     running.reloading.apply(config())
     assert (await running.http.get("/v1/models", headers=headers)).status_code == 401
     assert (terms.limits(blue).max_running, terms.weights) == (inf, {})
+
+
+async def test_calls_of_programs_that_wait_for_rates_wait_by_the_new_ones(running: Running) -> None:
+    running.reloading.apply(config(admission={"calls_per_s": 0.1}))
+    admission, call = running.gateway._admission, Call("c", "m", 10, 64, [])
+    calls = [Waiting("blue", 20, call=call, passes=True) for _ in range(2)]
+    for one in calls:
+        admission.enter(one, loop_time_s())
+    assert [one.is_sent for one in calls] == [True, False]
+    assert admission.outlook(calls[1], loop_time_s())[1] > 9
+    running.reloading.apply(config(admission={"calls_per_s": 10.0}))
+    await running.settled()
+    assert calls[1].is_sent
 
 
 async def test_a_gateway_with_keys_stays_one(running: Running) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import inf
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from plait.backends.errors import PlaitError
+from plait.gateway.admission.backlog import Waiting
 from plait.gateway.admission.room import RESERVED_S
 from plait.gateway.admission.tenants import TenantLimits
 from plait.policy.costs.engine_view import sent_calls
@@ -27,6 +29,7 @@ class Machine(RuleBasedStateMachine):
         limits = TenantLimits(max_running=12, max_waiting=8)
         self.fleet = WaitingFleet("x", "y", "z", limits=limits, max_wait_s=30.0)
         self.fleet.router.engines["z"].view.slots = 2
+        self.gone = 0
 
     @rule(
         tenant=st.sampled_from("abc"),
@@ -64,6 +67,7 @@ class Machine(RuleBasedStateMachine):
     @rule(which=st.integers(0, 9))
     def client_goes(self, which: int) -> None:
         self.fleet.go(self.fleet.entered[which % len(self.fleet.entered)])
+        self.gone += 1
 
     @rule(name=st.sampled_from("xyz"), comes=st.booleans())
     def engine_goes_or_comes(self, name: str, comes: bool) -> None:
@@ -122,4 +126,39 @@ class Machine(RuleBasedStateMachine):
         assert not any(engine.view.outstanding for engine in self.fleet.router.engines.values())
 
 
+class Programs(Machine):
+    """Calls of programs, too, which wait for their tenants' rates; these change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fleet.limits = TenantLimits(calls_per_s=0.5, max_running=12, max_waiting=8)
+
+    @rule(tenant=st.sampled_from("abc"), tokens=st.sampled_from((64, 700, 3_000)), calls=st.integers(1, 8))
+    def begin(self, tenant: str, tokens: int, calls: int) -> None:
+        for _ in range(calls):
+            try:
+                self.fleet.enter(tenant, tokens, passes=True)
+            except PlaitError:
+                self.fleet.settle()
+
+    @rule(per_s=st.sampled_from((0.2, 0.5, 5.0, inf)))
+    def change_limits(self, per_s: float) -> None:
+        self.fleet.limits = TenantLimits(calls_per_s=per_s, max_running=12, max_waiting=8)
+        self.fleet.admission.limits_changed(self.fleet.now_s)
+        self.fleet.settle()
+
+    @invariant()
+    def nobody_waits_longer_than_the_rates_ask(self) -> None:
+        """What waits passes in its time at the rate. The turn of one that is gone is for later ones."""
+        paced, rate = [call for call in self.fleet.entered if is_paced(call)], self.fleet.limits.calls_per_s
+        for call in paced:
+            _, left_s = self.fleet.admission.outlook(call, self.fleet.now_s)
+            assert left_s <= (len(self.fleet.entered) + self.gone) / rate + 1e-6
+
+
+def is_paced(call: Waiting) -> bool:
+    return not call.is_sent and call.error is None and call.waits is not None and call.waits[-1].why == "rate"
+
+
 TestMachine = Machine.TestCase
+TestPrograms = Programs.TestCase

@@ -59,3 +59,19 @@ def test_one_that_is_gone_gives_its_turn_back() -> None:
     late = fleet.enter(tokens=1, passes=True)
     fleet.pass_time(1.0 + SOON_S)
     assert (gone.is_sent, last.is_sent, late.is_sent) == (False, True, True)
+
+
+@pytest.mark.parametrize(("per_s", "left_s"), [(2 * RATE, 15.0), (RATE / 2, 60.0), (inf, 0.0)])
+def test_other_limits_hold_for_those_that_wait(per_s: float, left_s: float) -> None:
+    fleet = WaitingFleet("x", limits=TenantLimits(calls_per_s=RATE), ahead_s=60.0)
+    *_, last = program(fleet, BURST + 100)
+    fleet.pass_time(20.0 + SOON_S)
+    fleet.limits = TenantLimits(calls_per_s=per_s)
+    fleet.admission.limits_changed(fleet.now_s)
+    fleet.settle()
+    if left_s:
+        assert fleet.admission.outlook(last, fleet.now_s)[1] == pytest.approx(left_s, abs=1.0)
+        fleet.pass_time(left_s - 1.0)
+        assert not last.is_sent
+    fleet.pass_time(2.0)
+    assert last.is_sent

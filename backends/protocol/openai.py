@@ -70,6 +70,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     priority: Any = None
     response_format: Any = None
     safety_identifier: Any = None
+    service_tier: Any = None
     truncate_prompt_tokens: Any = None
     user: Any = None
 

@@ -113,7 +113,7 @@ class CompletionApi:
         """
         try:
             incoming, request = _parsed(incoming, KINDS[incoming.path])
-            annotations = read_annotations(incoming.headers, request.plait)
+            annotations = read_annotations(incoming.headers, request.plait, request.service_tier)
             if annotations is not NO_ANNOTATIONS:
                 return None
             begun = self.calls.begin(incoming, request, annotations)
@@ -135,7 +135,7 @@ class CompletionApi:
         """
         try:
             incoming, request = _parsed(incoming, KINDS[incoming.path])
-            annotations = read_annotations(incoming.headers, request.plait)
+            annotations = read_annotations(incoming.headers, request.plait, request.service_tier)
             if annotations is not NO_ANNOTATIONS:
                 if not self.forwarding.is_alone and await self._is_elsewhere(incoming, annotations, receive, send):
                     return _answered
@@ -200,7 +200,7 @@ class ForwardingApi:
             await body.bodies.turns.go_on(incoming.tenant, body.size)
 
         incoming, request = _parsed(incoming, ForwardedRequest)
-        annotations = read_annotations(incoming.headers, request.plait)
+        annotations = read_annotations(incoming.headers, request.plait, request.service_tier)
         chat = None
         if route.translation is None or not route.computes:
             route.check(annotations)

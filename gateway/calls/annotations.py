@@ -31,6 +31,8 @@ _ALIASES |= {name.replace(b"x-", b"x-llm-d-"): key for name, key in _ALIASES.ite
 _NUMBER = re.compile(r"(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 _INTEGER = re.compile(r"[+-]?[0-9]{1,10}")
 _PRIORITIES = range(-(2**31), 2**31)
+TIERS: Mapping[str, Objective] = {"priority": Objective.LATENCY, "flex": Objective.THROUGHPUT}
+"""By OpenAI's `service_tier`: the objective of a call. Others are none."""
 _MILLISECONDS = "a number of milliseconds above 0"
 
 _OF_SESSIONS = frozenset(("session", "durable"))
@@ -104,6 +106,10 @@ class Annotations(msgspec.Struct, frozen=True):
         """The criterion of a get with these annotations; None if they state none."""
         return self.objective if self.slo == NO_SLO else self.slo
 
+    def unless_marked(self, objective: Objective) -> Annotations:
+        """The same with this objective, unless they state an objective or a promise."""
+        return self if self.mark is not None else msgspec.structs.replace(self, objective=objective)
+
     @property
     def is_label(self) -> bool:
         """Whether the call only names a session, and uses none of its variables and objectives."""
@@ -113,18 +119,23 @@ class Annotations(msgspec.Struct, frozen=True):
 NO_ANNOTATIONS = Annotations()
 
 
-def read_annotations(headers: Headers, body_annotations: Mapping[str, object] | None) -> Annotations:
+def read_annotations(
+    headers: Headers, body_annotations: Mapping[str, object] | None, tier: object = None
+) -> Annotations:
     """The annotations of a request; the shared `NO_ANNOTATIONS` when it has none.
 
     `headers` are ASGI's, with lower-case names. `body_annotations` is the body's `plait` object; a null in it means not
-    given. The same annotation may come from several places if they agree. Raises `CallerError`, whose `param` is the
-    header (`plait-priority`) or the place in the body (`plait.priority`).
+    given. `tier` is OpenAI's `service_tier`, which counts if they state neither objective nor promise. The same
+    annotation may come from several places if they agree. Raises `CallerError`, whose `param` is the header
+    (`plait-priority`) or the place in the body (`plait.priority`).
     """
+    objective = TIERS.get(tier) if isinstance(tier, str) else None
     names = b"\n".join(map(NAME, headers))
     # Not `in`, which first takes its operand for a number, and so raises and catches a TypeError.
     if names.find(b"plait-") < 0 and names.find(b"-slo-") < 0 and not body_annotations:
-        return NO_ANNOTATIONS
-    return _annotations([*_from_headers(headers), *_from_body(body_annotations or {})])
+        return NO_ANNOTATIONS if objective is None else Annotations(objective=objective)
+    found = _annotations([*_from_headers(headers), *_from_body(body_annotations or {})])
+    return found if objective is None else found.unless_marked(objective)
 
 
 def of_route(

@@ -85,6 +85,9 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
     route: str | None = None
     """The HTTP route that an engine must have to get the call. None: any engine of the model."""
 
+    wants_tier: bool = False
+    """Whether the answer has a `service_tier`."""
+
     wants_receipt: bool = False
     """Whether the answer includes the reasons for the placement."""
 

@@ -389,7 +389,7 @@ class CallReader:
         return Asked(
             call, incoming.path, incoming.headers, body, annotations.session,
             tenant=incoming.tenant, choices=prompts * choices, bounds=bounds, wants_receipt=annotations.receipt,
-            turn_of=session, agent=agent,
+            turn_of=session, agent=agent, wants_tier=request.service_tier is not None,
         )  # fmt: skip
 
     async def forwarded(

@@ -32,7 +32,7 @@ from plait.gateway.programs.held_call import HeldCall, KeptRequest, ReadyCall
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import FailureCause
 from plait.gateway.timer import loop_time_s
-from plait.policy.types import CHARACTERS_PER_TOKEN
+from plait.policy.types import CHARACTERS_PER_TOKEN, Objective
 
 T = TypeVar("T")
 
@@ -68,9 +68,9 @@ def read_response(incoming: Incoming, asked: AskedResponse) -> HeldResponse:
     """Translate a response's request to a chat. Raises `CallerError` for what no chat can express."""
     body = msgspec.json.encode(TRANSLATIONS[RESPONSES_PATH].to_chat({**asked.fields, "stream": True}))
     request = parse_request(body, ChatRequest)
-    annotations = read_annotations(incoming.headers, request.plait)
+    annotations = read_annotations(incoming.headers, request.plait, request.service_tier)
     chat = msgspec.structs.replace(incoming, path=CHAT_PATH, body=body, is_translated=True)
-    return HeldResponse(asked, chat, request, annotations)
+    return HeldResponse(asked, chat, request, annotations.unless_marked(Objective.THROUGHPUT))  # nobody waits for it
 
 
 class BackgroundCall(ChainedCall):

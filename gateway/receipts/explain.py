@@ -73,7 +73,9 @@ class ExplainApi:
         incoming = Incoming(path, headers, body, request_id, loop_time_s(), "")
         if path in KINDS:
             read = parse_request(body, KINDS[path])
-            return await self._calls.read(incoming, read, read_annotations(headers, read.plait))
+            return await self._calls.read(incoming, read, read_annotations(headers, read.plait, read.service_tier))
         assert route is not None
         forwarded = parse_request(body, ForwardedRequest)
-        return await self._calls.forwarded(incoming, forwarded, route, read_annotations(headers, forwarded.plait))
+        return await self._calls.forwarded(
+            incoming, forwarded, route, read_annotations(headers, forwarded.plait, forwarded.service_tier)
+        )

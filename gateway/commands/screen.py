@@ -196,13 +196,14 @@ class Screen:
         why = ("why",) if any(row.get("reason") for row in rows) else ()
         right = (2, 3, *range(5 if live else 4, 4 + len(more)))
         table = _table("engine", "state", "since", "calls", *more, *why, right=right)
+        table.columns[-1].no_wrap = not why  # a narrow screen takes its room, of all columns
         for row in rows:
             is_up, name = row["state"] == "up", row["name"]
             state = Text(row["state"] if is_up else f"{row['state']} {row['cause']}", "green" if is_up else "red")
             cells = self._cache(live[name]) if name in live else (*[""] * (len(more) - 1), _filled(row))
             shown = f"  {name}" if RANK_NAME.search(name) else name
             shown += f", {len(row['ranks'])} ranks" if "ranks" in row else ""
-            cells += tuple(row.get("reason", "") for _ in why)
+            cells += tuple(Text(row.get("reason", ""), no_wrap=True, overflow="ellipsis") for _ in why)
             table.add_row(Text(shown, "bold"), state, ago(row["since"]), f"{row['calls']}", *cells)
         return table
 

@@ -70,6 +70,19 @@ def test_engines_say_why_and_how_full_and_gateways_what_they_are(
     assert re.search(r" 1\.1 3\d s$", told["http://six"])
 
 
+def test_a_long_reason_leaves_the_room_of_the_other_columns(
+    answers: Answers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    down = ENGINES[1] | {"reason": 40 * "has a certificate of /a/long/path "}
+    answers.put("GET /admin/status", status(engines=[ENGINES[0], down]))
+    assert run() == 0
+    lines = capsys.readouterr().out.splitlines()
+    (shown,) = (words(line) for line in lines if line.startswith(" b "))
+    assert shown.startswith("b ejected status_500 ")
+    assert " has a " in shown
+    assert shown.endswith("…")
+
+
 def test_an_engine_is_out(answers: Answers, capsys: pytest.CaptureFixture[str]) -> None:
     answers.put("GET /admin/status", status(problems=[PROBLEM]))
     assert run() == 1

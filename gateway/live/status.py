@@ -221,7 +221,7 @@ def merged(found: Sequence[Status]) -> Status:
         [_summed(rows) for rows in _by_name(status.models for status in found)],
         [replace(_summed(rows), weight=rows[0].weight) for rows in _by_name(status.tenants for status in found)],
         refused_reload=list(dict.fromkeys(problem for status in found for problem in status.refused_reload)),
-        gateways=[row for status in found for row in status.gateways],
+        gateways=sorted((row for status in found for row in status.gateways), key=lambda row: row.name),
     )
 
 

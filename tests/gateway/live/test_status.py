@@ -16,7 +16,7 @@ from plait.gateway.config.file import ConfigError
 from plait.gateway.config.sections import Config
 from plait.gateway.fleet.health import HealthState
 from plait.gateway.live.problems import Problem
-from plait.gateway.live.status import EngineRow, ModelRow, Status, StatusApi, TenantRow, merged
+from plait.gateway.live.status import EngineRow, GatewayRow, ModelRow, Status, StatusApi, TenantRow, merged
 from tests.gateway.live.test_routes import BEARER, KEY, client, gateway
 
 
@@ -142,6 +142,11 @@ def test_calls_of_several_gateways_are_summed() -> None:
     assert both.engines == [EngineRow("a", "ejected", "hang", 5.0, 7), EngineRow("b", "up", "", 1.0, 0)]
     assert both.models == [ModelRow("m", 5, 3)]
     assert both.tenants == [TenantRow("t", 5, 20, 2, 200, 40, 2.0)]
+
+
+def test_gateways_are_in_the_same_order_wherever_they_are_asked() -> None:
+    one, two = (Status([], [], [], [], gateways=[GatewayRow(name, "1.2", 1.0)]) for name in ("one", "two"))
+    assert merged([one, two]).gateways == merged([two, one]).gateways
 
 
 def test_an_engine_drains_once_it_does_in_all_gateways() -> None:

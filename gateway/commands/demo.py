@@ -169,7 +169,7 @@ def run_demo(plan: FleetPlan, *, load_per_s: float | None) -> None:
     """
     stop, on_screen = threading.Event(), has_screen()
     signal.signal(signal.SIGTERM, lambda _signal, _frame: stop.set())
-    plan = replace(plan, admin_key=secrets.token_urlsafe(12), log_level="warning" if on_screen else "info")
+    plan = replace(plan, admin_key=secrets.token_hex(12), log_level="warning" if on_screen else "info")
     screen = Screen(f"{plan.url}/#key={plan.admin_key}", HINT.format(url=plan.url, model=plan.model))
 
     def say_late() -> None:

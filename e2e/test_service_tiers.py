@@ -53,8 +53,12 @@ def test_a_tier_is_an_objective_and_is_answered(
 
 def test_a_response_in_the_background_gives_way_unless_it_says_otherwise(fleet: Fleet) -> None:
     with sync_client(fleet.gateway) as sdk:
+
+        def respond(**fields: Any) -> None:
+            begun = sdk.responses.create(model="demo", input="Say something.", background=True, **fields)
+            eventually(lambda: sdk.responses.retrieve(begun.id).status == "completed")
+
         for fields, objective in (({}, "throughput"), ({"service_tier": "priority"}, "latency")):
             before = good(fleet, objective)
-            begun = sdk.responses.create(model="demo", input="Say something.", background=True, **fields)
-            eventually(lambda begun=begun: sdk.responses.retrieve(begun.id).status == "completed")
+            respond(**fields)
             assert good(fleet, objective) == before + 1

@@ -117,7 +117,7 @@ async def send_endlessly(
                 async with asyncio.timeout(LATE_S):
                     await (await client.request("GET", "/health", [])).gather()
                 share = min(1.0, share + MORE_SHARE)
-            except TimeoutError:
+            except (TimeoutError, PlaitError):  # late, or too much at once for it
                 share = max(LEAST_SHARE, share / 2)
             if share < 1 / 2:
                 on_late()

@@ -124,7 +124,7 @@ def test_a_local_scheduler(tmp_path: Path) -> None:
     copy.add("policy/scheduling/newest_first.py", NEWEST_FIRST)
     schedulers = "policy/scheduling/local_scheduler.py"
     copy.insert(schedulers, "LocalScheduler]] = {\n", '    "newest_first": NewestFirst,\n')
-    copy.insert(schedulers, "import SloSettings\n", NEWEST_IMPORT)
+    copy.insert(schedulers, "import Fcfs, HitRatio, LongestPrefix\n", NEWEST_IMPORT)
     costs = copy.run("python -m benchmarks plan_cost --schedulers NAME", "--plans", "2", name="newest_first")
     assert [line.split()[0] for line in costs.splitlines()].count("newest_first") == 2
     measured = "python -m benchmarks local_scheduler --quick --schedulers slo,NAME"

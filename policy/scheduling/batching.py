@@ -47,6 +47,8 @@ class Batch:
 
     - `picks`: the tokens of each call; `started`: the waiting calls among them; `preempted`: the calls that make room.
     - `paused`: whether running decodes were left out.
+    - `arrivals_slack_s`, `arrivals_limit_s`: a call with at least this slack leaves time beyond this to others.
+    - `first_token_limit_s`: the time limit for first tokens that are due sooner. The budget's limit may be shorter.
     - `floor_tokens`: may be computed even beyond the time limit.
     - `reserve_tokens`: the part of the tokens left that is kept for other calls.
     - `unreserved_blocks`: the `free_blocks` less those reserved for running calls. A prompt starts only if all its
@@ -58,6 +60,7 @@ class Batch:
         self.free_blocks = facts.free_blocks
         self.unreserved_blocks = facts.free_blocks
         self.free_slots = free_slots
+        self.arrivals_slack_s = self.arrivals_limit_s = self.first_token_limit_s = inf
         self.floor_tokens = 0
         self.reserve_tokens = 0
         self.picks: dict[LocalCall, int] = {}
@@ -75,11 +78,17 @@ class Batch:
         """Prompt tokens that still fit; cached until the batch changes, because it is read often."""
         state = (self._changes, self.budget.limit_s, self.floor_tokens)
         if state != self._left_state:
-            self._left_state, self._left_tokens = (
-                state,
-                self.budget.room(self._facts.max_batch_tokens, 0, self.floor_tokens),
-            )
+            self._left_state, self._left_tokens = state, self._left()
         return self._left_tokens
+
+    def _left(self, limit_s: float | None = None) -> int:
+        return self.budget.room(self._facts.max_batch_tokens, 0, self.floor_tokens, limit_s)
+
+    def _limit_s(self, candidate: Candidate) -> float | None:
+        """The time limit of the iteration for a candidate; None: the budget's."""
+        if candidate.remaining_s >= self.arrivals_slack_s:
+            return min(self.arrivals_limit_s, self.budget.limit_s)
+        return None if candidate.due_s is None or candidate.missed_slo else self.first_token_limit_s
 
     def fit(self, candidate: Candidate) -> int:
         """How many of the candidate's tokens fit.
@@ -89,9 +98,11 @@ class Batch:
         """
         if candidate.waits and self.free_slots <= 0:
             return 0
-        tokens = self.budget.room(candidate.tokens, candidate.context_tokens, self.floor_tokens)
+        limit_s = self._limit_s(candidate)
+        tokens = self.budget.room(candidate.tokens, candidate.context_tokens, self.floor_tokens, limit_s)
         if self.reserve_tokens and tokens:
-            tokens = max(0, min(tokens, self.left_tokens - self.reserve_tokens))
+            left_tokens = self.left_tokens if limit_s is None else self._left(limit_s)
+            tokens = max(0, min(tokens, left_tokens - self.reserve_tokens))
         if not tokens:
             return 0
         if candidate.waits and not self.has_blocks(candidate):
@@ -162,8 +173,18 @@ class Batch:
 
     def limit(self, slo_s: float) -> None:
         """End the iteration within `slo_s`, unless the batch takes longer already."""
-        if self.budget.time_s() <= slo_s < self.budget.limit_s:
-            self.budget.limit_s = slo_s
+        if self.budget.time_s() <= slo_s:
+            self.budget.limit_s = min(self.budget.limit_s, slo_s)
+            self.first_token_limit_s = min(self.first_token_limit_s, slo_s)
+
+    def limit_patient(self, slo_s: float) -> None:
+        """End the iteration within `slo_s`, unless first tokens are due that make it longer."""
+        self.budget.limit_s = min(self.budget.limit_s, slo_s)
+
+    def leave_to_arrivals(self, slack_s: float | None, limit_s: float) -> None:
+        """Take calls with at least the TTFT slack of arrivals only as long as the iteration ends within `limit_s`."""
+        if slack_s is not None:
+            self.arrivals_slack_s, self.arrivals_limit_s = slack_s, limit_s
 
     def limit_backlog(self, slo_s: float, tokens: int) -> None:
         """End the iteration within `slo_s`, but allow up to `tokens` more of the tokens that fit now."""

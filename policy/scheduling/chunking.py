@@ -51,7 +51,9 @@ class Budget:
         free = min(prompts.reach(CLEAR * prompts.at(first)), self._max_tokens) - self.tokens
         return self.time_s(max(2, int(free)), context_tokens)
 
-    def room(self, wanted_tokens: int, context_tokens: int = 0, floor_tokens: int = 0) -> int:
+    def room(
+        self, wanted_tokens: int, context_tokens: int = 0, floor_tokens: int = 0, limit_s: float | None = None
+    ) -> int:
         """How many of a call's `wanted_tokens` fit. Of these, `floor_tokens` may exceed the time limit.
 
         What takes no longer than the floor, or than the iteration does already, fits too.
@@ -59,7 +61,7 @@ class Budget:
         high = min(wanted_tokens, self._max_tokens - self.tokens)
         if high <= 0:
             return 0
-        limit_s = self.limit_s
+        limit_s = self.limit_s if limit_s is None else limit_s
         if limit_s < inf and (self._prompts or floor_tokens):
             limit_s = max(limit_s, self.time_s(min(high, floor_tokens), context_tokens))
         high_s = self.time_s(high, context_tokens) if limit_s < inf else 0.0

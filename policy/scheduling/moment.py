@@ -116,14 +116,13 @@ def split_running(
     return decodes, prefills
 
 
-def time_prefills(
-    prefills: Iterable[Candidate], objectives: Objectives, now_s: float, pace: Pace, empty_budget: Budget
-) -> None:
+def time_prefills(moment: Moment) -> None:
     """Set each prefill's T_r, the time until its token is due, and whether it has missed its SLO."""
-    timing = objectives.timer(now_s, pace)
-    for prefill in prefills:
+    objectives, now_s = moment.objectives, moment.now_s
+    timing = objectives.timer(now_s, moment.pace, moment.arrivals_slack_s)
+    for prefill in moment.prefills:
         slo = objectives.of(prefill.call)
         if slo is not None:
             prefill.remaining_s, prefill.due_s = timing(prefill.call, slo, prefill.tokens)
-            soonest_s = empty_budget.time_s(prefill.tokens, prefill.context_tokens)
+            soonest_s = moment.empty_budget.time_s(prefill.tokens, prefill.context_tokens)
             prefill.missed_slo = objectives.misses(prefill.call, slo, now_s, soonest_s)

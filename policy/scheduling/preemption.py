@@ -91,10 +91,11 @@ def limit_to_tightest_slo(moment: Moment, batch: Batch) -> None:
     """
     base_s = batch.budget.time_s()
     decodes = [call for call, _, _ in moment.decodes if call in batch.picks]
-    tightest_s = moment.objectives.tightest_s(decodes, moment.now_s, moment.pace)
-    if tightest_s < base_s:
+    tpot_s, jct_s = moment.objectives.tightest_s(decodes, moment.now_s, moment.pace)
+    if min(tpot_s, jct_s) < base_s:
         batch.floor_tokens = max(2, int(FLOOR_SHARE * moment.facts.max_batch_tokens))
-    batch.limit(max(tightest_s, base_s))
+    batch.limit(max(tpot_s, base_s))
+    batch.limit_patient(max(jct_s, base_s))
 
 
 def reserve_blocks(moment: Moment, batch: Batch) -> None:
@@ -113,10 +114,11 @@ def order_by_slack(moment: Moment, candidates: Sequence[Candidate]) -> list[Cand
 
     Otherwise its progress would put it behind equal waiting calls, and the scheduler would compute a chunk of each.
     """
-    execution_s = moment.objectives.execution(moment.pace).of
+    execution_s, arrivals_s = moment.objectives.execution(moment.pace).of, moment.arrivals_slack_s
 
     def slack_s(one: Candidate) -> float:
-        return one.remaining_s if one.waits else one.remaining_s - execution_s(one.context_tokens)
+        whole_s = one.remaining_s if one.waits else one.remaining_s - execution_s(one.context_tokens)
+        return whole_s if one.due_s is not None or arrivals_s is None else max(whole_s, arrivals_s)
 
     return sorted(candidates, key=slack_s)
 

@@ -93,15 +93,22 @@ class Objectives:
             if call.output_tokens and call not in first_token_s:
                 first_token_s[call] = now_s
 
-    def timer(self, now_s: float, pace: Pace) -> Timer:
-        """A function that gives T_r and due times at `now_s`."""
+    def timer(self, now_s: float, pace: Pace, arrivals_slack_s: float | None = None) -> Timer:
+        """A function that gives T_r and due times at `now_s`.
+
+        A prompt with a JCT alone has the TTFT slack of arrivals, at least. How long its output takes is a guess, and by
+        that guess a late prompt would go before the first tokens that can still be in time.
+        """
         execution_s = self.execution(pace).of
+        least_s = -inf if arrivals_slack_s is None else arrivals_slack_s
 
         def timing(call: LocalCall, slo: Slo, tokens: int) -> tuple[float, float | None]:
             due_s = self.due_s(call, slo, now_s, pace.jitter)
             remaining_s = inf if due_s is None else due_s - execution_s(tokens)
             if slo.jct_s is not None:
-                remaining_s = min(remaining_s, self.jct_remaining_s(call, slo.jct_s, now_s, tokens, pace))
+                whole_s = self.jct_remaining_s(call, slo.jct_s, now_s, tokens, pace)
+                is_patient = slo.ttft_s is None and not call.output_tokens
+                remaining_s = min(remaining_s, max(whole_s, least_s) if is_patient else whole_s)
             return remaining_s, due_s
 
         return timing
@@ -139,15 +146,15 @@ class Objectives:
             return first_token_s is not None and first_token_s - call.arrived_s > slo.ttft_s
         return elapsed_s + soonest_s > slo.ttft_s
 
-    def tightest_s(self, decodes: Sequence[LocalCall], now_s: float, pace: Pace) -> float:
-        """The tightest iteration SLO of the `decodes`; infinite if none limits the iteration.
+    def tightest_s(self, decodes: Sequence[LocalCall], now_s: float, pace: Pace) -> tuple[float, float]:
+        """The tightest iteration SLO of the `decodes` by a TPOT, and by a JCT; infinite if none limits the iteration.
 
         A JCT without a TPOT limits the iteration to the time left for each token to come, but to no less than the
         shortest iteration, or than the shortest one with a prompt while the JCT has time for that. A TPOT under the
         shortest iteration, and a JCT that passes before the next token, cannot be met, so they are ignored. A deduced
         JCT is ignored, too: it is a whole group's, whose other prompts wait.
         """
-        slos_s, first_token_s = [], self._first_token_s
+        tpots_s, jcts_s, first_token_s = [], [], self._first_token_s
         shortest_s, prompt_s, tokens_to_come = pace.shortest_s, pace.prompt_s, pace.tokens_to_come
         for call in decodes:
             slo = call.slo or self.of(call)
@@ -159,14 +166,14 @@ class Objectives:
                     left_s = first_token_s.get(call, now_s) + tpot_s * call.output_tokens - now_s
                     if left_s < tpot_s:
                         left_s = token_slo_s(tpot_s, left_s, pace.output_tokens(call))
-                    slos_s.append(left_s)
+                    tpots_s.append(left_s)
             elif slo.jct_s is not None and not slo.is_deduced:
                 left_s = slo.jct_s - (now_s - call.arrived_s)
                 if left_s >= shortest_s:
                     to_come = tokens_to_come(call)
                     least_s = prompt_s if left_s - to_come * shortest_s > prompt_s else shortest_s
-                    slos_s.append(max(left_s / to_come, least_s))
-        return min(slos_s, default=inf)
+                    jcts_s.append(max(left_s / to_come, least_s))
+        return min(tpots_s, default=inf), min(jcts_s, default=inf)
 
 
 SLACK_CALLS = 128

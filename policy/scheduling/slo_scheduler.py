@@ -152,6 +152,7 @@ class SloScheduler:
         others = [one for one in begun if one.call in lose_nothing]
         on_time = [one for one in begun if not one.loses_nothing]
         batch.reserve_tokens = reserve_tokens(moment, batch, others, found)
+        batch.leave_to_arrivals(moment.arrivals_slack_s, backlog_limit_s(moment, prompt_s, found.missed))
         add_urgent(moment, batch, phases.order(moment, [*on_time, *found.urgent]), phases.make_room)
         phases.select(moment, batch, found.normal)
         # 4. Missed and best-effort calls share the rest.
@@ -192,8 +193,7 @@ class SloScheduler:
         pace = Pace.of(self._iterations, self.model, self._preemptions, self._outputs, facts.max_batch_tokens)
         empty_budget = self._phases.budget(facts.max_batch_tokens, self.model)
         decodes, prefills = split_running(running, self._long_calls)
-        time_prefills(prefills, self._objectives, now_s, pace, empty_budget)
-        return Moment(
+        moment = Moment(
             now_s=now_s,
             waiting=waiting,
             decodes=decodes,
@@ -208,6 +208,8 @@ class SloScheduler:
             may_pause=self._phases.may_pause(self._paused_s, now_s),
             arrivals_slack_s=slack_s,
         )
+        time_prefills(moment)
+        return moment
 
     def _remember(self, moment: Moment, batch: Batch) -> None:
         """Note which calls the plan starts, and whether it leaves out decodes: two iterations in a row may not."""

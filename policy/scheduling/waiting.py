@@ -105,7 +105,8 @@ def time_waiting(moment: Moment, batch: Batch, near_s: float) -> TimedCalls:
     entries, missed, best_effort = timed.entries, timed.missed, timed.best_effort
     now_s, objectives, cached_tokens = moment.now_s, moment.objectives, moment.facts.cached_tokens
     in_time = 1 - moment.pace.jitter
-    timing, (base_s, chunk_tokens, chunk_s) = objectives.timer(now_s, moment.pace), objectives.execution(moment.pace)
+    timing = objectives.timer(now_s, moment.pace, moment.arrivals_slack_s)
+    base_s, chunk_tokens, chunk_s = objectives.execution(moment.pace)
     for call in moment.waiting:
         slo = call.slo or objectives.of(call)
         if slo is None:

@@ -111,3 +111,33 @@ def test_while_calls_wait_that_have_missed_their_slo_an_engine_that_plans_ahead_
         engine.waiting = list(waiting)
         plan = engine.plan(hurried(COSTS, slack_s=0.3), 2.0)
         assert sum(taken for _, taken in plan.picks) == pytest.approx(tokens, abs=3)
+
+
+@pytest.mark.parametrize("jct_s", [0.5, 3.0, 60.0])
+def test_prompts_with_a_jct_leave_arrivals_with_a_ttft_their_time(jct_s: float) -> None:
+    """Half of 0.3 s of slack, whether by its JCT the prompt is late, nearly late or early."""
+    job = prompt("job", 9_000)
+    job.slo, job.computed_tokens = Slo(jct_s=jct_s), 1_000
+    engine = FakeEngine(max_batch_tokens=8_000, running=[job])
+    assert names(engine.plan(hurried(COSTS, slack_s=0.3), 0.0)) == [("job", pytest.approx(1_400, abs=3))]
+
+
+def test_a_first_token_that_is_due_sooner_is_computed_beside_a_late_prompt_with_a_jct() -> None:
+    """By the expected length of its output the job is some seconds late. Most of it has been computed."""
+    job, chat = prompt("job", 9_000), prompt("chat", 1_000, 0.25)
+    job.slo, job.computed_tokens = Slo(jct_s=2.0), 7_000
+    engine = FakeEngine(max_batch_tokens=8_000, running=[job], waiting=[chat])
+    assert dict(names(engine.plan(hurried(COSTS, slack_s=0.3), 0.0))) == {
+        "chat": 1_000,
+        "job": pytest.approx(1_400, abs=3),
+    }
+
+
+def test_the_jct_of_a_decode_does_not_keep_first_tokens_waiting_that_are_due() -> None:
+    """The JCT leaves each of the decode's 100 tokens to come 20 ms, and prompts 9 ms of these."""
+    job, chat, later = decode("job", slo=Slo(jct_s=2.0)), prompt("chat", 1_000, 0.25), prompt("later", 1_000, 60.0)
+    job.max_output_tokens = 101
+    engine = FakeEngine(max_batch_tokens=8_000, running=[job], waiting=[chat])
+    assert dict(names(engine.plan(hurried(COSTS, slack_s=0.3), 0.0)))["chat"] == 1_000
+    engine.waiting = [later]
+    assert dict(names(engine.plan(hurried(COSTS, slack_s=0.3), 0.0)))["later"] < 100

@@ -46,7 +46,7 @@ def test_jcts_limit_an_iteration_to_the_least_time_left_for_each_token_to_come(
         left_s = call.slo.jct_s - (now_s - call.arrived_s)
         if left_s >= shortest_s:
             tightest_s = min(tightest_s, max(shortest_s, left_s / pace.tokens_to_come(call)))
-    assert Objectives().tightest_s(calls, now_s, pace) == tightest_s
+    assert Objectives().tightest_s(calls, now_s, pace) == (inf, tightest_s)
 
 
 @pytest.mark.parametrize(("passed_s", "tightest_s"), [(0.0, 0.02), (1.0, 0.01), (1.99, 0.01), (1.995, inf), (3.0, inf)])
@@ -56,7 +56,7 @@ def test_a_call_behind_goes_on_at_the_shortest_iteration_until_its_jct_passes(
     recent: dict[CallClass, Outputs] = {(None, True): Outputs((101,), 101.0)}
     pace = Pace(longest_s=0.2, shortest_s=0.01, chunk_tokens=1.0, outputs=recent)
     call = LocalCall("c", 0.0, 10, 10, 1, slo=Slo(jct_s=2.0))
-    assert Objectives().tightest_s([call], passed_s, pace) == pytest.approx(tightest_s)
+    assert Objectives().tightest_s([call], passed_s, pace) == (inf, pytest.approx(tightest_s))
 
 
 @pytest.mark.parametrize(("passed_s", "tightest_s"), [(0.0, 0.03), (0.95, 0.03), (0.98, 0.0102), (1.5, 0.01)])
@@ -65,20 +65,20 @@ def test_a_jct_leaves_prompts_their_step_while_it_has_the_time(passed_s: float, 
     recent: dict[CallClass, Outputs] = {(None, True): Outputs((101,), 101.0)}
     pace = Pace(longest_s=0.2, shortest_s=0.01, prompt_s=0.03, chunk_tokens=1.0, outputs=recent)
     call = LocalCall("c", 0.0, 10, 10, 1, slo=Slo(jct_s=2.0))
-    assert Objectives().tightest_s([call], passed_s, pace) == pytest.approx(tightest_s)
+    assert Objectives().tightest_s([call], passed_s, pace) == (inf, pytest.approx(tightest_s))
 
 
 def test_a_jct_that_was_deduced_does_not_limit_iterations() -> None:
     """The calls of a task group share it. Faster tokens of some would keep the prompts of the others waiting."""
     call = LocalCall("c", 0.0, 10, 10, 1, slo=Slo(jct_s=2.0, is_deduced=True))
-    assert Objectives().tightest_s([call], 0.0, PACE) == inf
+    assert Objectives().tightest_s([call], 0.0, PACE) == (inf, inf)
 
 
 def test_a_tpot_counts_and_not_the_jct_beside_it() -> None:
     call = LocalCall("c", 0.0, 10, 10, 1, slo=Slo(tpot_s=0.1, jct_s=2.0))
-    assert Objectives().tightest_s([call], 0.0, PACE) == pytest.approx(0.1)
+    assert Objectives().tightest_s([call], 0.0, PACE) == (pytest.approx(0.1), inf)
     call.slo = Slo(tpot_s=0.005, jct_s=2.0)
-    assert Objectives().tightest_s([call], 0.0, PACE) == inf
+    assert Objectives().tightest_s([call], 0.0, PACE) == (inf, inf)
 
 
 @pytest.mark.parametrize(("limit", "each_s"), [(None, 5.0 / 210), (101, 5.0 / 100), (2, 5.0)])

@@ -44,7 +44,7 @@ def test_the_nth_token_is_due_n_tpot_after_the_first() -> None:
     call.output_tokens = 3
     objectives.on_plan(5.15, [call], [])
     assert objectives.due_s(call, slo, 5.25) == pytest.approx(5.0 + 3 * 0.1 - 5.25)
-    assert objectives.tightest_s([call], 5.15, PACE) == pytest.approx(0.15), "half a token ahead: all of it at once"
+    assert objectives.tightest_s([call], 5.15, PACE)[0] == pytest.approx(0.15), "half a token ahead: all of it at once"
     assert objectives.timer(5.25, PACE)(call, slo, 1)[0] == pytest.approx(0.05 - (0.01 + 1 / 5000))
 
 
@@ -58,7 +58,7 @@ def test_who_is_behind_makes_it_up_over_the_tokens_to_come(left_s: float, expect
 
 def test_what_no_iteration_can_keep_does_not_bind() -> None:
     call = LocalCall("c", 0.0, 10, 10, 1, slo=Slo(tpot_s=0.005))
-    assert Objectives().tightest_s([call], 0.0, PACE) == inf
+    assert Objectives().tightest_s([call], 0.0, PACE) == (inf, inf)
 
 
 def test_a_jobs_remaining_time_is_its_whole_slack() -> None:

@@ -115,6 +115,8 @@ def _contests(arguments: argparse.Namespace) -> Iterator[tenants.Contest]:
         engines=arguments.engines,
         flood="small" if arguments.own_flood else arguments.flood,
         ttft_s=arguments.ttft,
+        jct_s=arguments.jct,
+        light_ttft_s=arguments.light_ttft,
         objective=None if arguments.objective is None else Objective(arguments.objective),
         fair=not (arguments.one_tenant or arguments.own_flood or arguments.conversations),
         conversations=arguments.conversations,
@@ -189,6 +191,8 @@ def _arguments() -> argparse.Namespace:
         "--flood", choices=tenants.SHAPES, help="of the heavy tenant's calls, if they have another shape"
     )
     shared.add_argument("--ttft", type=float, metavar="S", help="a TTFT for each call of the heavy tenant")
+    shared.add_argument("--jct", type=float, metavar="S", help="a JCT for each call of the heavy tenant")
+    shared.add_argument("--light-ttft", type=float, metavar="S", help="a TTFT for each call of the other tenants")
     shared.add_argument("--objective", choices=[*Objective], help="for each call of the heavy tenant")
     shared.add_argument("--own-flood", action="store_true", help="one tenant's small calls beside its own long ones")
     shared.add_argument("--conversations", action="store_true", help="the tenants are conversations of one tenant")

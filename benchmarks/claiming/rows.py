@@ -88,6 +88,8 @@ def _promises(*, quick: bool) -> Row:
 def _tenants(*, quick: bool) -> Row:
     """A heavy tenant with small calls, a TTFT or an objective, against a plain one; and a flood of one's own calls.
 
+    On one engine, the others' TTFTs beside a heavy tenant with JCTs.
+
     Calls a second and the longest wait move by a tenth from seed to seed: a quick run has the light tenants only. Of
     some 80 light calls with tool lists the p99 is nearly the slowest, 2.3 to 4.7 s by the seed: these have more seeds.
     """
@@ -104,6 +106,12 @@ def _tenants(*, quick: bool) -> Row:
         for shape, count in seeds.items()
         for seed in range(count)
         for other in (FLOODERS[:3] if quick else FLOODERS)
+    ]
+    contests += [
+        replace(plain, seed=1 + seed, engines=1, flood=flood, jct_s=jct_s, light_ttft_s=1.0)
+        for flood in (None, "long")
+        for jct_s in (20.0, 60.0)
+        for seed in range(3)
     ]
     if quick:
         return Row(contests, full_fleet.tenants_runner, tenant_report.light_claims)

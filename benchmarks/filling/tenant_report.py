@@ -19,11 +19,15 @@ LEAST_CALLS: Final = 0.97
 MOST_LONGEST: Final = 1.1
 """Over the same figure of the contest that it is compared with (`Contest.base`)."""
 
+LEAST_KEPT: Final = 0.98
+"""Of the light tenants' TTFTs, beside a flood of JCTs."""
+
 MOST_QUIET_P90: Final = 1 / 3
 """Of the p90 of quiet conversations over that of the busy one."""
 
 COLUMNS: Final[Mapping[str, tuple[str, Callable[[float], str]]]] = {
     "light_lost": ("light lost", "{:.1f}".format),
+    "light_kept": ("light TTFTs kept", "{:.3f}".format),
     "light_ttft_p50_s": ("light TTFT p50, s", "{:.2f}".format),
     "light_ttft_p90_s": ("p90", "{:.2f}".format),
     "light_ttft_p99_s": ("p99", "{:.2f}".format),
@@ -47,6 +51,9 @@ def light_claims(results: Results) -> Iterator[Claim]:
     for contest in cells(results):
         lost = sum(figures.light_lost for figures in _runs(results, contest))
         yield Claim(f"light calls lost, {name_of(contest)}", lost, most=0)
+        if contest.light_ttft_s is not None:
+            kept = _mean(results, contest, "light_kept")
+            yield Claim(f"light TTFTs of {contest.light_ttft_s:g} s kept, {name_of(contest)}", kept, least=LEAST_KEPT)
         if contest.conversations and contest.system == ADMISSION:
             value = _mean(results, contest, "light_ttft_p90_s") / _mean(results, contest, "heavy_ttft_p90_s")
             name = f"TTFT p90 of quiet conversations / of the busy one, {name_of(contest)}"
@@ -91,6 +98,7 @@ def name_of(contest: Contest) -> str:
     heavy = [
         contest.flood or "",
         "" if contest.ttft_s is None else f"TTFT {contest.ttft_s:g} s",
+        "" if contest.jct_s is None else f"JCT {contest.jct_s:g} s",
         contest.objective or "",
     ]
     does = ", ".join(filter(None, heavy)) or "plain"

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from math import inf
 from operator import attrgetter
 from statistics import median
 from typing import Final
@@ -62,8 +63,8 @@ SHAPES: Final[Mapping[str, Shape]] = {
 class Contest:
     """One run of tenants whose calls have a `shape`; those of the heavy tenant the shape `flood`, if there is one.
 
-    With a `ttft_s` or an `objective`, each call of the heavy tenant has it. Not `fair`: all calls are one tenant's, of
-    three `conversations` if so said.
+    With a `ttft_s`, a `jct_s` or an `objective`, each call of the heavy tenant has it; each call of the others has
+    `light_ttft_s`. Not `fair`: all calls are one tenant's, of three `conversations` if so said.
     """
 
     shape: str
@@ -73,6 +74,8 @@ class Contest:
     engines: int = 1
     flood: str | None = None
     ttft_s: float | None = None
+    jct_s: float | None = None
+    light_ttft_s: float | None = None
     objective: Objective | None = None
     fair: bool = True
     conversations: bool = False
@@ -82,7 +85,7 @@ class Contest:
     def base(self) -> Contest:
         """What it is compared with: a heavy tenant that only sends more, or for one tenant, no admission."""
         if self.fair:
-            return replace(self, flood=None, ttft_s=None, objective=None)
+            return replace(self, flood=None, ttft_s=None, jct_s=None, objective=None)
         return replace(self, system=NONE)
 
     def shape_of(self, tenant: str) -> Shape:
@@ -105,12 +108,14 @@ class Asked:
 class TenantFigures:
     """What came of a run in virtual time: times in seconds.
 
-    `calls_per_s` is over the time until the last call has ended, and `longest_wait_s` the longest TTFT of any call.
-    `lines` has the most and the fewest calls that wait for one engine, by the time at which they were counted.
+    `light_kept` is the share of the light calls whose TTFT was kept. `calls_per_s` is over the time until the last call
+    has ended, and `longest_wait_s` the longest TTFT of any call. `lines` has the most and the fewest calls that wait
+    for one engine, by the time at which they were counted.
     """
 
     light_calls: int
     light_lost: int
+    light_kept: float
     light_ttft_p50_s: float
     light_ttft_p90_s: float
     light_ttft_p99_s: float
@@ -164,6 +169,7 @@ def run_tenants(contest: Contest) -> TenantFigures:
     return TenantFigures(
         light_calls=len(calls) - heavy_calls,
         light_lost=len(calls) - heavy_calls - len(light),
+        light_kept=sum(one_s <= (contest.light_ttft_s or inf) for one_s in light_s) / (len(calls) - heavy_calls),
         light_ttft_p50_s=median(light_s),
         light_ttft_p90_s=percentile(light_s, 0.9),
         light_ttft_p99_s=percentile(light_s, 0.99),
@@ -197,10 +203,9 @@ def _of(contest: Contest, call: Asked, simulated: SimulatedCall) -> SimulatedCal
     """The call as its tenant sends it in this contest."""
     if not contest.fair:
         simulated = replace(simulated, tenant=HEAVY, session=call.tenant if contest.conversations else "")
-    if call.tenant != HEAVY:
-        return simulated
-    slo = None if contest.ttft_s is None else Slo(ttft_s=contest.ttft_s)
-    return replace(simulated, slo=slo, objective=contest.objective)
+    is_heavy = call.tenant == HEAVY
+    slo = Slo(ttft_s=contest.ttft_s, jct_s=contest.jct_s) if is_heavy else Slo(ttft_s=contest.light_ttft_s)
+    return replace(simulated, slo=None if slo == Slo() else slo, objective=contest.objective if is_heavy else None)
 
 
 def _lines(records: Sequence[CallRecord], at_s: float) -> tuple[int, int]:

@@ -52,7 +52,7 @@ def test_a_contest_is_compared_with_a_plain_one_or_with_no_admission() -> None:
 
 def figures(light_lost: int, light_p99_s: float, calls_per_s: float, longest_s: float) -> TenantFigures:
     return TenantFigures(
-        light_calls=50, light_lost=light_lost, light_ttft_p50_s=0.5, light_ttft_p90_s=0.8,
+        light_calls=50, light_lost=light_lost, light_kept=1.0, light_ttft_p50_s=0.5, light_ttft_p90_s=0.8,
         light_ttft_p99_s=light_p99_s, heavy_calls=1000, heavy_lost=3, heavy_ttft_p50_s=9.0, heavy_ttft_p90_s=12.0,
         calls_per_s=calls_per_s, longest_wait_s=longest_s,
         lines=dict.fromkeys(LOOKS_S, (4, 2)),

@@ -8,7 +8,7 @@ from math import inf
 
 import pytest
 
-from plait.gateway.simulation.compare import Experiment, prepare, simulate
+from plait.lab.simulation.compare import Experiment, prepare, simulate
 from plait.policy.costs.delay import CallToPlace, DelayCost, Offer, offer
 from plait.policy.costs.situation import Situation
 from plait.policy.placement.least_delay import SMALL, least_delay, repay_copies

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from plait.backends.embedded.call import EmbeddedCall
-from plait.backends.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.call import EmbeddedCall
+from plait.lab.embedded.engine import Engine, EngineSettings
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.scheduling.plan import EngineFacts, IterationWork, LocalCall, Plan

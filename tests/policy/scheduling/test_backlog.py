@@ -119,7 +119,7 @@ def test_prompts_with_a_jct_leave_arrivals_with_a_ttft_their_time(jct_s: float) 
     job = prompt("job", 9_000)
     job.slo, job.computed_tokens = Slo(jct_s=jct_s), 1_000
     engine = FakeEngine(max_batch_tokens=8_000, running=[job])
-    assert names(engine.plan(hurried(COSTS, slack_s=0.3), 0.0)) == [("job", pytest.approx(1_400, abs=3))]
+    assert dict(names(engine.plan(hurried(COSTS, slack_s=0.3), 0.0))) == {"job": pytest.approx(1_400, abs=3)}
 
 
 def test_a_first_token_that_is_due_sooner_is_computed_beside_a_late_prompt_with_a_jct() -> None:

@@ -56,7 +56,7 @@ def test_a_call_behind_goes_on_at_the_shortest_iteration_until_its_jct_passes(
     recent: dict[CallClass, Outputs] = {(None, True): Outputs((101,), 101.0)}
     pace = Pace(longest_s=0.2, shortest_s=0.01, chunk_tokens=1.0, outputs=recent)
     call = LocalCall("c", 0.0, 10, 10, 1, slo=Slo(jct_s=2.0))
-    assert Objectives().tightest_s([call], passed_s, pace) == (inf, pytest.approx(tightest_s))
+    assert Objectives().tightest_s([call], passed_s, pace) == pytest.approx((inf, tightest_s))
 
 
 @pytest.mark.parametrize(("passed_s", "tightest_s"), [(0.0, 0.03), (0.95, 0.03), (0.98, 0.0102), (1.5, 0.01)])
@@ -65,7 +65,7 @@ def test_a_jct_leaves_prompts_their_step_while_it_has_the_time(passed_s: float, 
     recent: dict[CallClass, Outputs] = {(None, True): Outputs((101,), 101.0)}
     pace = Pace(longest_s=0.2, shortest_s=0.01, prompt_s=0.03, chunk_tokens=1.0, outputs=recent)
     call = LocalCall("c", 0.0, 10, 10, 1, slo=Slo(jct_s=2.0))
-    assert Objectives().tightest_s([call], passed_s, pace) == (inf, pytest.approx(tightest_s))
+    assert Objectives().tightest_s([call], passed_s, pace) == pytest.approx((inf, tightest_s))
 
 
 def test_a_jct_that_was_deduced_does_not_limit_iterations() -> None:
@@ -76,7 +76,7 @@ def test_a_jct_that_was_deduced_does_not_limit_iterations() -> None:
 
 def test_a_tpot_counts_and_not_the_jct_beside_it() -> None:
     call = LocalCall("c", 0.0, 10, 10, 1, slo=Slo(tpot_s=0.1, jct_s=2.0))
-    assert Objectives().tightest_s([call], 0.0, PACE) == (pytest.approx(0.1), inf)
+    assert Objectives().tightest_s([call], 0.0, PACE) == pytest.approx((0.1, inf))
     call.slo = Slo(tpot_s=0.005, jct_s=2.0)
     assert Objectives().tightest_s([call], 0.0, PACE) == (inf, inf)
 

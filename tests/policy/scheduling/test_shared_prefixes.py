@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.backends.embedded.call import EmbeddedCall
-from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
+from plait.lab.embedded.call import EmbeddedCall
+from plait.lab.embedded.engine import Engine, EngineSettings
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.scheduling import in_order
 from plait.policy.scheduling.in_order import HitRatio

@@ -6,6 +6,7 @@ COPY src src
 COPY client client
 COPY policy policy
 COPY backends backends
+COPY lab lab
 COPY gateway gateway
 RUN python -m venv /opt/plait \
     && /opt/plait/bin/pip install --no-cache-dir --constraint constraints.txt ".[huggingface,postgresql]"

@@ -200,7 +200,7 @@ coverage-policy: setup
 	$(BIN)/python -m pytest tests/policy $(JOBS) --cov=policy --cov-fail-under=94
 
 coverage-backends: setup
-	$(BIN)/python -m pytest tests/backends $(JOBS) --cov=backends --cov-fail-under=95
+	$(BIN)/python -m pytest tests/backends tests/lab $(JOBS) --cov=backends --cov=lab --cov-fail-under=95
 
 coverage-gateway: setup
 	$(BIN)/python -m pytest tests/gateway tests/client $(JOBS) --cov=gateway --cov=client --cov-fail-under=95

@@ -22,10 +22,10 @@ from benchmarks.placing.steps import OURS, SHIPPED, STEPS, TERM_STEPS, Step
 from benchmarks.running.command import Experiment, conduct, parser
 from benchmarks.running.report import Report
 from plait.backends.profiles import load_profile
-from plait.gateway.simulation.claim import Claim
-from plait.gateway.simulation.compare import Experiment as Comparison
-from plait.gateway.simulation.compare import Workload, prepare, saturation_rate, simulate, summarise
-from plait.gateway.simulation.simulate import CallRecord
+from plait.lab.simulation.claim import Claim
+from plait.lab.simulation.compare import Experiment as Comparison
+from plait.lab.simulation.compare import Workload, prepare, saturation_rate, simulate, summarise
+from plait.lab.simulation.simulate import CallRecord
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 

@@ -22,7 +22,7 @@ from benchmarks.holding.conditions import CHEAP_MEAN, GROUPS, Wanted
 from benchmarks.placing.workloads import AGENTS_FILE
 from benchmarks.running.command import Experiment, conduct, parser
 from benchmarks.running.report import Report, table
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 OURS: Final = "plait"
 SLOWER: Final = 1.1

@@ -24,7 +24,7 @@ from benchmarks.running.command import Experiment, conduct, parser
 from benchmarks.running.report import Report, table
 from benchmarks.schedulers.engine_run import Run, run
 from plait.backends.profiles import load_profile
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.scheduling.in_order import Fcfs
 from plait.policy.scheduling.iteration_model import scaled

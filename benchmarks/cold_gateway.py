@@ -18,11 +18,11 @@ from typing import Final
 from benchmarks.gateways import DELAY_S, INTERVAL_S, KINDS, LOADS
 from benchmarks.running.command import Experiment, conduct, parser
 from benchmarks.running.report import Report, table
-from plait.gateway.simulation.claim import Claim
-from plait.gateway.simulation.compare import COLD_S, prepare, saturation_rate, simulate, summarise
-from plait.gateway.simulation.compare import Experiment as Comparison
-from plait.gateway.simulation.shared_prefixes import Kind
-from plait.gateway.simulation.simulate import CallRecord
+from plait.lab.simulation.claim import Claim
+from plait.lab.simulation.compare import COLD_S, prepare, saturation_rate, simulate, summarise
+from plait.lab.simulation.compare import Experiment as Comparison
+from plait.lab.simulation.shared_prefixes import Kind
+from plait.lab.simulation.simulate import CallRecord
 
 POINTS: Final = 0.02
 """So much of the hit rate may be lost."""

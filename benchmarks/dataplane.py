@@ -32,7 +32,7 @@ from benchmarks.running.command import timed_parser
 from benchmarks.running.report import Report, finish
 from e2e.faults.raw_client import CHAT, Answer, Client
 from plait.backends.tokenization.checked_encoder import PROVING_PROMPTS
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 ENGINES: Final = 2
 BASELINES: Final = ("sglang-router, cache aware", "vllm-router, cache aware")

@@ -24,7 +24,7 @@ from benchmarks.running.report import Report, finish, table
 from e2e.delaying_proxy import DelayingProxy
 from e2e.front_ends import LINKS, MAPS, OUTPUT_TOKENS, PART_WORDS, FrontEnds, document, front_ends
 from e2e.servers import Fleet, Launcher
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 ROUND_TRIP_S: Final = 0.25
 BY_HAND: Final = "by hand"

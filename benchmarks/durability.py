@@ -32,10 +32,10 @@ from plait.gateway.durability.recorded import SESSION, Recorded
 from plait.gateway.log.events import configure_logging
 from plait.gateway.programs.record import UNRECORDED, Unrecorded, ValueSet
 from plait.gateway.server.full_collections import FullCollections
-from plait.gateway.simulation.claim import Claim
 from plait.gateway.store.event_log import StreamKey
 from plait.gateway.store.group_commit import GroupCommit
 from plait.gateway.store.sqlite_keeper import SqliteKeeper
+from plait.lab.simulation.claim import Claim
 
 HOP_RATIO = 1.1
 CPU_MS = {2_000: 0.1, 200: 0.2}

@@ -26,10 +26,10 @@ import structlog
 from benchmarks.estimating.fleet import ENGINES, Load, Run, System, Wrong
 from benchmarks.running.command import Experiment, conduct, parser
 from benchmarks.running.report import Report, table
-from plait.gateway.simulation.claim import Claim
-from plait.gateway.simulation.compare import Experiment as Comparison
-from plait.gateway.simulation.compare import Workload, prepare
-from plait.gateway.simulation.simulate import CallRecord
+from plait.lab.simulation.claim import Claim
+from plait.lab.simulation.compare import Experiment as Comparison
+from plait.lab.simulation.compare import Workload, prepare
+from plait.lab.simulation.simulate import CallRecord
 
 WORKLOADS: Final[Mapping[str, int | None]] = {"sessions": 4, "documents": None}
 """The mean turns of a session. `documents` are single questions about long documents and tool lists."""

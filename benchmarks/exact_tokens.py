@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.running.command import timed_parser
 from benchmarks.running.report import Report, finish
 from plait.backends.tokenization.loading import load_tokenizer
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 from tests.backends.tokenization.prompts import KINDS, Checked, prompts
 from tests.backends.tokenization.tokenizer_folders import folder_of
 from tests.backends.tokenization.trained import files_of

@@ -19,7 +19,7 @@ from benchmarks.faulting.gateways import GATEWAYS, PLAIT, Gateway, install, vers
 from benchmarks.faulting.measurement import BACK_CAP_S, CONCURRENCY, Result, measure
 from benchmarks.running.command import timed_parser
 from benchmarks.running.report import Report, finish
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 CALLS, QUICK_CALLS = 1000, 400
 FLEETS, QUICK_FLEETS = (2, 4), (2,)

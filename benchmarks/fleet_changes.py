@@ -24,8 +24,8 @@ from benchmarks.running.report import Report, table
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.config.sections import AdmissionConfig, PlacementConfig
 from plait.gateway.fleet.router import Router
-from plait.gateway.simulation.claim import Claim
-from plait.gateway.simulation.simulate import CallRecord, SimulatedCall
+from plait.lab.simulation.claim import Claim
+from plait.lab.simulation.simulate import CallRecord, SimulatedCall
 
 ENGINES: Final = 4
 CHANGED: Final = "engine-0"

@@ -15,8 +15,8 @@ import msgspec
 
 from benchmarks.timing.work import Shape
 from plait.backends.profiles import Kv, ProfileSource
-from plait.backends.profiling.fitted_profile import FittedProfile, written_profile
-from plait.backends.profiling.profile_fit import Point, Residual, fit_cost_model
+from plait.lab.profiling.fitted_profile import FittedProfile, written_profile
+from plait.lab.profiling.profile_fit import Point, Residual, fit_cost_model
 
 MEMORY_SHARE = 0.9
 """Of the device's memory, for weights, activations and KV cache: the default of vLLM."""

@@ -31,7 +31,7 @@ from benchmarks.running.command import timed_parser
 from benchmarks.running.report import Report, finish
 from e2e.faults.raw_client import CHAT, Answer, Client
 from e2e.ports import free_ports
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 ENGINES: Final = 2
 LIGHT: Final = "light"

@@ -17,11 +17,11 @@ from typing import Final, Literal
 
 from benchmarks.running.command import Experiment, conduct, parser
 from benchmarks.running.report import Report, table
-from plait.gateway.simulation.claim import Claim
-from plait.gateway.simulation.compare import Experiment as Comparison
-from plait.gateway.simulation.compare import after_warm_up, prepare, saturation_rate, simulate, summarise
-from plait.gateway.simulation.shared_prefixes import Kind
-from plait.gateway.simulation.simulate import CallRecord
+from plait.lab.simulation.claim import Claim
+from plait.lab.simulation.compare import Experiment as Comparison
+from plait.lab.simulation.compare import after_warm_up, prepare, saturation_rate, simulate, summarise
+from plait.lab.simulation.shared_prefixes import Kind
+from plait.lab.simulation.simulate import CallRecord
 
 KINDS: Final[tuple[Kind, ...]] = ("document", "tools")
 LOADS: Final = (0.9, 1.5)

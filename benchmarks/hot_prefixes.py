@@ -19,10 +19,10 @@ from typing import Final
 from benchmarks.placing.baselines import LMETRIC, STICKY
 from benchmarks.running.command import Experiment, conduct, parser
 from benchmarks.running.report import Report, table
-from plait.gateway.simulation.claim import Claim
-from plait.gateway.simulation.compare import Experiment as Comparison
-from plait.gateway.simulation.compare import Workload, prepare, saturation_rate, simulate, summarise
-from plait.gateway.simulation.rivals import KNOWN
+from plait.lab.simulation.claim import Claim
+from plait.lab.simulation.compare import Experiment as Comparison
+from plait.lab.simulation.compare import Workload, prepare, saturation_rate, simulate, summarise
+from plait.lab.simulation.rivals import KNOWN
 from plait.policy.placement.policies import by_name
 
 OURS: Final = "plait"

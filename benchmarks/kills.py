@@ -18,7 +18,7 @@ from benchmarks.running.command import timed_parser
 from benchmarks.running.report import Report, finish
 from e2e.killing import MAX_ATTEMPTS, Findings, killed
 from e2e.servers import Launcher
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 
 def main() -> int:

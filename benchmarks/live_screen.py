@@ -30,9 +30,9 @@ from benchmarks.running.report import Report, finish
 from e2e.ports import free_ports
 from e2e.terminal import terminal
 from plait.gateway.commands.asked_gateway import AskedGateway
-from plait.gateway.simulation.claim import Claim
-from plait.gateway.simulation.endless_load import send_endlessly
-from plait.gateway.simulation.processes import FleetPlan, running_fleet
+from plait.lab.simulation.claim import Claim
+from plait.lab.simulation.endless_load import send_endlessly
+from plait.lab.simulation.processes import FleetPlan, running_fleet
 
 CALLS_PER_S: Final = 60.0
 KV_TOKENS: Final = 80_000

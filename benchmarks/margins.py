@@ -29,8 +29,8 @@ from benchmarks.placing.replays import WINDOWS_S, Decision, Recorder, Replay, de
 from benchmarks.placing.workloads import chat, open_loops
 from benchmarks.running.command import Experiment, conduct, parser
 from benchmarks.running.report import Report, table
-from plait.gateway.simulation.claim import Claim
-from plait.gateway.simulation.simulate import SimulatedCall
+from plait.lab.simulation.claim import Claim
+from plait.lab.simulation.simulate import SimulatedCall
 
 TUNED: Final = ("documents", "tools", "video", "loogle", "mooncake")
 """Workloads that the constants of the cost were chosen on, with other seeds. On the others, nothing was."""

@@ -32,7 +32,7 @@ from benchmarks.running.report import Report, finish
 from e2e.faults.completions import LARGE_MODEL, LONG_MODEL
 from e2e.faults.fleet import ScriptedEngine
 from e2e.ports import free_ports
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 MODEL: Final = "demo"
 KEYS: Final = ("well", "badly")

@@ -19,10 +19,10 @@ from benchmarks.filling.systems import ADMISSION, FCFS, FCFS_ADMISSION, NONE, Fl
 from benchmarks.filling.workloads import EMPTY, FIRST_UNIQUE_ID, extended
 from benchmarks.running.command import Experiment, conduct, parser
 from benchmarks.running.report import Report, table
-from plait.gateway.simulation.claim import Claim
-from plait.gateway.simulation.compare import percentile
-from plait.gateway.simulation.simulate import SimulatedCall
-from plait.gateway.simulation.workload import poisson_arrivals
+from plait.lab.simulation.claim import Claim
+from plait.lab.simulation.compare import percentile
+from plait.lab.simulation.simulate import SimulatedCall
+from plait.lab.simulation.workload import poisson_arrivals
 from plait.policy.types import Objective
 
 Labels = Literal["plain", "objectives", "priorities"]

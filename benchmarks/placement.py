@@ -32,7 +32,7 @@ from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import CacheState, KvState, StoredRun
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 from plait.policy.types import Call, Placement
 
 MODEL: Final = "m"

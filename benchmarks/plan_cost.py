@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass
 
 from benchmarks.running.command import timed_parser
 from benchmarks.running.report import Report, finish
-from plait.backends.embedded.call import EmbeddedCall
-from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
-from plait.gateway.simulation.claim import Claim
+from plait.lab.embedded.call import EmbeddedCall
+from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.simulation.claim import Claim
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 from plait.policy.types import Slo

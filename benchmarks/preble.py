@@ -24,8 +24,8 @@ from benchmarks.running.command import Experiment, conduct, parser
 from benchmarks.running.report import Report, table
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.config.sections import AdmissionConfig
-from plait.gateway.simulation.claim import Claim
-from plait.gateway.simulation.simulate import CallRecord, Simulation
+from plait.lab.simulation.claim import Claim
+from plait.lab.simulation.simulate import CallRecord, Simulation
 
 MACHINES: Final[Mapping[str, FleetSize]] = {
     "2 A6000": FleetSize(engines=2),

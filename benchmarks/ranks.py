@@ -20,10 +20,10 @@ import structlog
 
 from benchmarks.running.command import Experiment, conduct, parser
 from benchmarks.running.report import Report, table
-from plait.gateway.simulation.claim import Claim
-from plait.gateway.simulation.compare import OURS, Workload, prepare, saturation_rate, simulate
-from plait.gateway.simulation.compare import Experiment as Comparison
-from plait.gateway.simulation.shared_prefixes import Kind
+from plait.lab.simulation.claim import Claim
+from plait.lab.simulation.compare import OURS, Workload, prepare, saturation_rate, simulate
+from plait.lab.simulation.compare import Experiment as Comparison
+from plait.lab.simulation.shared_prefixes import Kind
 
 WORKLOADS: Final[Mapping[str, tuple[tuple[Kind, ...], int | None]]] = {
     "tools": (("tools",), None),

@@ -33,9 +33,9 @@ from plait.gateway.log.events import configure_logging
 from plait.gateway.programs.held_call import KeptRequest
 from plait.gateway.programs.record import Opened, SessionEvent, Started, Submitted, ValueSet
 from plait.gateway.server.full_collections import FullCollections
-from plait.gateway.simulation.claim import Claim
 from plait.gateway.store.event_log import Change, StreamKey
 from plait.gateway.store.sqlite_keeper import SqliteKeeper
+from plait.lab.simulation.claim import Claim
 
 MOST_S: Final = 2.0
 VALUES: Final = 3

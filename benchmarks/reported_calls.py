@@ -34,7 +34,7 @@ from plait.gateway.config.sections import EngineConfig, UpstreamConfig
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
 from plait.gateway.membership.engine_requests import ReportFeed
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 from plait.policy.prefix.block_hash import chain
 from plait.policy.types import Call
 

@@ -19,8 +19,8 @@ from benchmarks.placing.policy_report import Cell
 from benchmarks.reporting.papers import PAPERS
 from benchmarks.reporting.stored import FOLDER, Stored
 from benchmarks.running.report import table
-from plait.gateway.commands.demo import QUICK_CALLS, TURNS, compared
-from plait.gateway.simulation.compare import Experiment
+from plait.lab.commands.demo import QUICK_CALLS, TURNS, compared
+from plait.lab.simulation.compare import Experiment
 
 ROOT: Final = Path(__file__).parents[1]
 PAGE: Final = ROOT / "docs" / "results.md"

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from benchmarks.running.command import timed_parser
 from benchmarks.running.report import Report
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 RUNNING = 64
 PROMPT_TOKENS = 2000

@@ -23,7 +23,7 @@ from plait.gateway.config.sessions import SessionsConfig
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
 from plait.gateway.programs.session import Getter, Session
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 from plait.policy.types import Slo
 
 TARGET_MS: Final = 1.0

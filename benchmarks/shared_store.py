@@ -20,10 +20,10 @@ import msgspec
 from e2e.postgresql.server import ABSENT, PASSWORD, Postgres, binaries
 from plait.gateway.durability.recorded import SESSION
 from plait.gateway.programs.record import Opened, ValueSet
-from plait.gateway.simulation.compare import percentile
 from plait.gateway.store.event_log import Change, StreamKey
 from plait.gateway.store.group_commit import GroupCommit
 from plait.gateway.store.postgres_keeper import PostgresKeeper
+from plait.lab.simulation.compare import percentile
 
 VALUE: Final = "x" * 3_000
 SESSIONS, VALUES = 10_000, 3

@@ -19,13 +19,13 @@ from typing import Final
 
 from benchmarks.running.command import Experiment, conduct, parser
 from benchmarks.running.report import Report, table
-from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
 from plait.gateway.fleet.router import Router
-from plait.gateway.simulation.claim import Claim
-from plait.gateway.simulation.compare import MODEL, Workload, arrival_times, prepare, saturation_rate
-from plait.gateway.simulation.compare import Experiment as Comparison
-from plait.gateway.simulation.simulate import CallRecord, SimulatedCall, Simulation
+from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.simulation.claim import Claim
+from plait.lab.simulation.compare import MODEL, Workload, arrival_times, prepare, saturation_rate
+from plait.lab.simulation.compare import Experiment as Comparison
+from plait.lab.simulation.simulate import CallRecord, SimulatedCall, Simulation
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.costs.situation import Situation, cached_prefix, placed
 from plait.policy.placement.policies import Policy

@@ -37,7 +37,7 @@ from e2e.faults.fleet import ScriptedEngine
 from e2e.faults.raw_client import CHAT, Client
 from e2e.faults.verdicts import is_good
 from e2e.ports import free_ports
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 ENGINES: Final = 4
 STEADY: Final = "steady"

@@ -38,8 +38,8 @@ from benchmarks.running.command import Experiment, conduct, parser
 from benchmarks.running.report import Report, table
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.config.sections import AdmissionConfig
-from plait.gateway.simulation.claim import Claim
-from plait.gateway.simulation.simulate import CallRecord, SimulatedCall
+from plait.lab.simulation.claim import Claim
+from plait.lab.simulation.simulate import CallRecord, SimulatedCall
 from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 
 HOST: Final = 4.0

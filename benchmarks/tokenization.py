@@ -34,7 +34,7 @@ from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.calls.call_reader import PromptReader, TokenizedPrompt
 from plait.gateway.config.sections import Config, ModelConfig
 from plait.gateway.config.server import ServerConfig
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 from plait.policy.prefix.block_hash import chain, root_hash
 from tests.gateway.calls.tokenizing import read
 

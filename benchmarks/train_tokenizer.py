@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-CHAT_TEMPLATE: Final = Path(__file__).parents[1] / "backends" / "embedded" / "tokenizer" / "chat_template.jinja"
+CHAT_TEMPLATE: Final = Path(__file__).parents[1] / "backends" / "tokenization" / "embedded" / "chat_template.jinja"
 SPECIAL_TOKENS: Final = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCABULARY_TOKENS: Final = 8192
 CONTEXT_TOKENS: Final = 131_072

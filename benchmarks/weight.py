@@ -1,7 +1,7 @@
 """How much there is to read, to call and to import: `python -m benchmarks weight`.
 
-Lines of each package, Python calls of a whole chat completion through four engines, and modules that `plait serve` has
-imported by then. docs/measurements/weight.md has a row of each release.
+Lines of each package, those of the lab apart; Python calls of a whole chat completion through four engines; and modules
+that `plait serve` has imported by then. docs/measurements/weight.md has a row of each release.
 """
 
 from __future__ import annotations
@@ -15,16 +15,17 @@ from benchmarks.running.report import table
 
 ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = ("gateway", "backends", "policy", "client")
+LAB: Final = "lab"
 COUNTED: Final = ("Python calls of a plain chat", "functions", "files", "modules of `plait serve`")
 
 
 def main() -> int:
     """Print the table's row of this tree."""
     argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
-    lines = [lines_of(package) for package in PACKAGES]
+    lines = [lines_of(package) for package in (*PACKAGES, LAB)]
     counted = of_a_plain_call()
-    row = [*lines, sum(lines), counted.calls, counted.functions, counted.files, counted.modules]
-    print("\n".join(table((*PACKAGES, "lines in all", *COUNTED), [[f"{figure:,}" for figure in row]])))
+    row = [*lines, sum(lines[:-1]), counted.calls, counted.functions, counted.files, counted.modules]
+    print("\n".join(table((*PACKAGES, LAB, "lines without the lab", *COUNTED), [[f"{figure:,}" for figure in row]])))
     return 0
 
 

@@ -18,10 +18,10 @@ from typing import Final
 from benchmarks.running.command import Experiment, conduct, parser
 from benchmarks.running.report import Report, table
 from benchmarks.windowing.fleet import ENGINES, Load, Run, System
-from plait.gateway.simulation.claim import Claim
-from plait.gateway.simulation.compare import Experiment as Comparison
-from plait.gateway.simulation.compare import prepare
-from plait.gateway.simulation.simulate import CallRecord
+from plait.lab.simulation.claim import Claim
+from plait.lab.simulation.compare import Experiment as Comparison
+from plait.lab.simulation.compare import prepare
+from plait.lab.simulation.simulate import CallRecord
 from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 
 WORKLOADS: Final[Mapping[str, int | None]] = {"sessions": 4, "documents": None}

@@ -7,9 +7,6 @@ import uvicorn.lifespan.on
 import uvicorn.loops.uvloop  # noqa: F401
 import uvloop  # noqa: F401
 
-import plait.gateway.app
-import plait.gateway.commands.engine
-import plait.gateway.commands.serve  # noqa: F401
 from plait.backends.tokenization.file_tokenizer import shipped_tokenizer
 
 LOADED = shipped_tokenizer(), shipped_tokenizer().encoder, shipped_tokenizer().fingerprint

@@ -13,7 +13,7 @@ from e2e.server_process import Server, eventually
 from e2e.servers import Launcher
 
 ROOT = Path(__file__).parents[1]
-OTHER_TOKENIZER = ("--tokenizer", str(ROOT / "backends" / "embedded" / "tokenizer"))
+OTHER_TOKENIZER = ("--tokenizer", str(ROOT / "backends" / "tokenization" / "embedded"))
 """The embedded engine's files as if they were a model's: an engine offers what it has loaded of them."""
 
 

@@ -11,7 +11,7 @@ from e2e.conftest import CONTEXT_TOKENS
 from e2e.sdk import Sdk, asking, content, sync_client
 from e2e.server_process import Server
 from e2e.servers import Fleet
-from plait.backends.embedded.responses import FINGERPRINT
+from plait.lab.embedded.responses import FINGERPRINT
 
 WEATHER = {
     "type": "function",

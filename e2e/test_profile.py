@@ -1,6 +1,6 @@
 """`plait profile` on a running engine gives its cost model back, in a file that another engine runs with.
 
-The accuracy is tested in virtual time (`tests/backends/profiling/test_profiler.py`): other processes disturb it here.
+The accuracy is tested in virtual time (`tests/lab/profiling/test_profiler.py`): other processes disturb it here.
 So the figures have to be there, and another engine has to run with them.
 """
 

@@ -16,7 +16,7 @@ from e2e.server_process import Server, eventually
 from e2e.servers import Launcher
 from tests.waiting import WITHIN_S
 
-SHIPPED: Final = Path(__file__).parents[1] / "backends" / "embedded" / "tokenizer"
+SHIPPED: Final = Path(__file__).parents[1] / "backends" / "tokenization" / "embedded"
 
 
 @pytest.fixture

@@ -33,7 +33,11 @@ COMMANDS = {
     "explain": "say what became of a request and why, or what the code of an error means",
     "completion": "print what a shell needs to complete these commands and their options",
 }
-"""The commands and their help. Each is a module of `plait.gateway.commands` (with `_` for `-`)."""
+"""The commands and their help. Each is a module of `plait.gateway.commands`, or of `plait.lab.commands` (with `_` for
+`-`)."""
+
+OF_LAB = frozenset(("engine", "demo", "profile"))
+"""Commands that emulate or measure. Nothing else imports `plait.lab`."""
 
 OF_CLI = frozenset(("status", "top", "drain", "explain", "completion"))
 """Commands that run where no gateway does. The extra `cli` brings what they need."""
@@ -114,7 +118,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 def _command(name: str, *, is_asked: bool) -> ModuleType | None:
     """A command's module; None where it cannot run. Raises ValueError if it is the one that was asked for."""
     try:
-        return import_module(f"plait.gateway.commands.{name.replace('-', '_')}")
+        package = "lab" if name in OF_LAB else "gateway"
+        return import_module(f"plait.{package}.commands.{name.replace('-', '_')}")
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing.partition(".")[0] in {"", "plait"}:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from functools import singledispatch
 
 from plait.backends.adapter.state_reporter import EARLY_CHANGES, RefinableCalls
-from plait.backends.embedded.kv_blocks import BlockCache, KvBlocks
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.sessions import DeletedSessions, Sessions
+from plait.lab.embedded.kv_blocks import BlockCache, KvBlocks
 from plait.policy.programs.needs import Marks, Need, Needs, Offers, Stage, Stages
 from plait.policy.programs.objectives import NOTHING, CriticalPaths, Deductions
 from plait.policy.programs.request_graph import RequestGraph

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
-SHIPPED = ("policy", "backends", "gateway", "client")
+SHIPPED = ("policy", "backends", "gateway", "client", "lab")
 """The folders of the package `plait`."""
 
 FOLDERS = {*SHIPPED, "tests", "examples", "e2e", "benchmarks"}

@@ -18,13 +18,14 @@ MAY_IMPORT = {
     "policy": {"policy"},
     "backends": {"backends", "policy"},
     "gateway": {"gateway", "backends", "policy"},
+    "lab": {"lab", "gateway", "backends", "policy"},
     "client": {"client"},
     "tests": {"tests", *SHIPPED},
     "examples": {"examples", "client"},
     "e2e": {"e2e", "examples", "tests", *SHIPPED},
     "benchmarks": {"benchmarks", "e2e", "tests", *SHIPPED},
 }
-"""gateway -> backends -> policy; client stands alone; nobody imports benchmarks."""
+"""lab -> gateway -> backends -> policy; client stands alone; nobody imports benchmarks."""
 
 IMPURE_MODULES = {
     *("asyncio", "concurrent", "multiprocessing", "queue", "sched", "select", "selectors", "signal", "threading"),
@@ -39,7 +40,7 @@ IMPURE_CALLS = {"__import__", "breakpoint", "compile", "eval", "exec", "exit", "
 ENGINE_FOLDERS = {f"backends/{kind}": row.launcher.package for kind, row in DIALECTS.items() if row.launcher}
 """Run inside an engine's environment, where only Plait's base is installed."""
 
-WITH_HTTPX = {"backends/profiling", "gateway/commands", "gateway/simulation"}
+WITH_HTTPX = {"gateway/commands"}
 """Commands that ask a server now and then. To the gateway it would cost half a millisecond a request."""
 
 BROAD_EXCEPT: dict[str, str] = {
@@ -229,7 +230,7 @@ def test_imports_are_found_wherever_they_stand(
 
 
 def test_what_a_file_reaches_is_found_through_others() -> None:
-    reached = {path_of(file) for file in reached_from([ROOT / "backends" / "embedded" / "engine.py"])}
+    reached = {path_of(file) for file in reached_from([ROOT / "lab" / "embedded" / "engine.py"])}
     assert reached >= {"backends/__init__.py", "backends/protocol/cache_state.py", "policy/prefix/block_hash.py"}
 
 

@@ -13,9 +13,6 @@ import httpx
 import pytest
 import yaml
 
-from plait.backends.embedded.completion import ServedModel
-from plait.backends.embedded.engine import EngineSettings
-from plait.backends.embedded.server import EmbeddedServer, ServerSettings
 from plait.backends.profiles import load_profile
 from plait.backends.sglang.launch import serve_command as sglang_command
 from plait.backends.sglang.launch import serve_environment
@@ -27,6 +24,9 @@ from plait.gateway.commands.given_engines import given_engines
 from plait.gateway.config.sections import Config
 from plait.gateway.config.server import ServerConfig
 from plait.gateway.server.http_server import AFTER_CUT_S
+from plait.lab.embedded.completion import ServedModel
+from plait.lab.embedded.engine import EngineSettings
+from plait.lab.embedded.server import EmbeddedServer, ServerSettings
 from tests.source_tree import ROOT
 
 REFERENCE: Final = re.compile(r"\$\{(\w+):-([^}]*)\}")

@@ -29,7 +29,8 @@ def imported(package: str) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize(
-    ("package", "extras"), [("client", ("", "langchain")), ("backends", OF_THE_GATEWAY), ("gateway", OF_THE_GATEWAY)]
+    ("package", "extras"),
+    [("client", ("", "langchain")), *((package, OF_THE_GATEWAY) for package in ("backends", "gateway", "lab"))],
 )
 def test_nothing_is_imported_that_no_extra_brings(package: str, extras: tuple[str, ...]) -> None:
     brought = modules(*extras)

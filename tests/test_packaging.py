@@ -14,7 +14,7 @@ from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("gateway", "backends", "policy", "client")
+FOLDERS = ("lab", "gateway", "backends", "policy", "client")
 BESIDE_THE_PACKAGE = {
     *(".gitignore", "CHANGELOG.md", "LICENSE", "PKG-INFO", "README.md", "config.example.toml", "pyproject.toml"),
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import plait.gateway.app
-import plait.gateway.commands.demo
+import plait.lab.commands.demo
 from plait.gateway.app import Gateway
 from plait.gateway.cli import main
 from plait.gateway.config.file import parse_config
@@ -90,7 +90,7 @@ def test_a_session_is_held_if_the_policy_keeps_it_where_its_context_is(
 def test_it_is_compared_with_what_ships(
     package: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(plait.gateway.commands.demo, "QUICK_CALLS", 40)
-    monkeypatch.setattr(plait.gateway.commands.demo, "configure_logging", lambda *_words: None)
+    monkeypatch.setattr(plait.lab.commands.demo, "QUICK_CALLS", 40)
+    monkeypatch.setattr(plait.lab.commands.demo, "configure_logging", lambda *_words: None)
     assert main(["demo", "--compare", "--quick", "--markdown", "--policies", f"plait,{NAMED}"]) == 0
     assert capsys.readouterr().out.startswith("| | plait | most cached |\n")

@@ -18,16 +18,21 @@ ROOMS = {
         {"types"},
     ),
     "backends": (
-        {"vllm", "sglang", "embedded"},
-        {"adapter", "profiling"},
+        {"vllm", "sglang"},
+        {"adapter"},
         {"http", "tokenization", "profiles", "translation"},
         {"protocol"},
         {"error_codes", "errors"},
     ),
+    "lab": (
+        {"commands"},
+        {"simulation"},
+        {"embedded", "profiling"},
+    ),
     "gateway": (
         {"cli"},
         {"commands"},
-        {"app", "simulation"},
+        {"app"},
         {"discovery", "found_config", "reloading", "server"},
         {"live", "receipts"},
         {"api", "durability"},
@@ -82,7 +87,7 @@ def table() -> str:
         floors = "; ".join(", ".join(f"`{room}`" for room in sorted(floor)) for floor in ROOMS[package])
         return f"| `{package}/` | {floors} |"
 
-    return "\n".join(row(package) for package in ("gateway", "backends", "policy"))
+    return "\n".join(row(package) for package in ("lab", "gateway", "backends", "policy"))
 
 
 def test_the_documents_have_the_same_rooms() -> None:

@@ -371,7 +371,7 @@ def import_transformers() -> None:
         logger.removeFilter(is_no_advice)
 
 
-EMBEDDED_FOLDER: Final = Path(__file__).parents[1] / "embedded" / "tokenizer"
+EMBEDDED_FOLDER: Final = Path(__file__).parent / "embedded"
 CHATML: Final = read_template(EMBEDDED_FOLDER / "chat_template.jinja")
 """The embedded engine's template. Tokenizers without a template use it too."""
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 
 from benchmarks.application.clients import Job
-from plait.gateway.simulation.simulate import CallRecord
+from plait.lab.simulation.simulate import CallRecord
 
 
 @dataclass(frozen=True, slots=True)

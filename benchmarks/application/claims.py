@@ -9,7 +9,7 @@ from benchmarks.application.experiments import CHAINERS, EXPERIMENTS, Case
 from benchmarks.application.figures import Figures
 from benchmarks.application.sweep import Point, Results
 from benchmarks.application.systems import LATENCY, OURS, THROUGHPUT
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 BASELINES = (LATENCY, THROUGHPUT)
 WITHIN = 1.03

@@ -15,7 +15,7 @@ from plait.gateway.intake.turns import at_once
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
 from plait.gateway.programs.session import Getter
-from plait.gateway.simulation.simulate import CallRecord, Prompt, SimulatedCall
+from plait.lab.simulation.simulate import CallRecord, Prompt, SimulatedCall
 from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, HashChain, root_hash
 from plait.policy.types import Objective, Slo, TaskGroup
 

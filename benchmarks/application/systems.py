@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.fleet.router import Router
-from plait.gateway.simulation.simulate import Simulation
+from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.simulation.simulate import Simulation
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.scheduling.in_order import Fcfs
 from plait.policy.scheduling.local_scheduler import SCHEDULERS

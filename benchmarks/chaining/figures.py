@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.chaining.measurement import CALLS_A_SESSION, HELD_SESSIONS, Hop
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 
 @dataclass(frozen=True, slots=True)

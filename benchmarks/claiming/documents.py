@@ -8,7 +8,7 @@ from typing import Final
 from benchmarks.filling.claims import LEAST_COMPLETED, places, ratio
 from benchmarks.filling.runs import AT_ONCE, Results
 from benchmarks.filling.systems import ADMISSION, BASELINES, NONE
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 WITHIN: Final = 1.05
 """Mean TTFT and E2E, over those without admission."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from benchmarks.placing.policy_report import LIMITS
 from benchmarks.placing.policy_runs import BASE, OURS, RATES, Figures, Runs, Task
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 E2: Final = "e2"
 PLACEMENT_POLICIES: Final = (OURS, BASE, E2)

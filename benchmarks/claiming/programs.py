@@ -11,7 +11,7 @@ from benchmarks.application.experiments import CHAINERS, EXPERIMENTS, Case
 from benchmarks.application.sweep import Point, Results, Task
 from benchmarks.application.systems import LATENCY, OURS, THROUGHPUT
 from benchmarks.filling.claims import geometric_mean
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 SIMPLE: Final = ("plait_fcfs", *CHAINERS)
 

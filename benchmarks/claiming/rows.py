@@ -26,9 +26,9 @@ from benchmarks.placing.preble_workloads import WORKLOADS
 from benchmarks.placing.workloads import AGENTS_FILE
 from benchmarks.running.report import merged
 from benchmarks.schedulers import sweep as sweep_of_schedulers
-from plait.gateway.commands.demo import QUICK_CALLS, TURNS, compared
-from plait.gateway.simulation.claim import Claim
-from plait.gateway.simulation.compare import Experiment
+from plait.lab.commands.demo import QUICK_CALLS, TURNS, compared
+from plait.lab.simulation.claim import Claim
+from plait.lab.simulation.compare import Experiment
 from plait.policy.types import Objective
 
 Found = Mapping[Any, Any]

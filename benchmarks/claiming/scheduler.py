@@ -8,7 +8,7 @@ from typing import Final
 from benchmarks.mixed_prompts import LONG_SHARE, Mix
 from benchmarks.schedulers.sweep import Point, Task, means
 from benchmarks.schedulers.systems import OURS
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 FCFS: Final = ("fcfs_512", "fcfs_2048")
 RATES: Final = (0.3, 0.6)

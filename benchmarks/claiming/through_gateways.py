@@ -18,8 +18,8 @@ from benchmarks.filling.systems import FleetSize, simulated
 from benchmarks.placing.workloads import open_loops
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.config.sections import AdmissionConfig
-from plait.gateway.simulation.claim import Claim
-from plait.gateway.simulation.simulate import Simulation
+from plait.lab.simulation.claim import Claim
+from plait.lab.simulation.simulate import Simulation
 
 GATEWAYS: Final = 4
 WARM_UP: Final = 0.2

@@ -10,10 +10,10 @@ from benchmarks.engine_slo_parts.servers import BATCH_TOKENS, KV_TOKENS, OURS, S
 from benchmarks.engine_slo_parts.workload import BenchCall
 from benchmarks.mixed_prompts import Lengths, MixedCall
 from benchmarks.schedulers.engine_run import run
-from plait.backends.profiling.engine_probe import EngineProbe
-from plait.backends.profiling.fitted_profile import Circumstances, fit_profile
-from plait.backends.profiling.profile_plan import QUICK
-from plait.backends.profiling.profiler import Profiler
+from plait.lab.profiling.engine_probe import EngineProbe
+from plait.lab.profiling.fitted_profile import Circumstances, fit_profile
+from plait.lab.profiling.profile_plan import QUICK
+from plait.lab.profiling.profiler import Profiler
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 from plait.policy.types import NO_SLO, Slo

@@ -9,7 +9,7 @@ from statistics import fmean, median
 
 from benchmarks.engine_slo_parts.load import Served
 from benchmarks.engine_slo_parts.servers import OURS, STOCK
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 OBJECTIVE = 3.0
 """The short calls' TTFT objective, in their unloaded TTFTs."""

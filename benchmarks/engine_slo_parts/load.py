@@ -12,7 +12,7 @@ import msgspec
 from benchmarks.engine_slo_parts.workload import BenchCall
 from e2e.real_engines.engine import MODEL
 from plait.backends.http.client import HttpClient
-from plait.backends.profiling.timed_stream import TimedStream, read_stream
+from plait.lab.profiling.timed_stream import TimedStream, read_stream
 
 _HEADERS = ((b"content-type", b"application/json"),)
 

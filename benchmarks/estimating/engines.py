@@ -5,8 +5,8 @@ from __future__ import annotations
 from array import array
 from typing import Final
 
-from plait.backends.embedded.call import EmbeddedCall
-from plait.backends.embedded.engine import Engine
+from plait.lab.embedded.call import EmbeddedCall
+from plait.lab.embedded.engine import Engine
 from plait.policy.prefix.block_hash import HashChain
 
 _SPREAD: Final = 0x9E3779B97F4A7C15

@@ -13,17 +13,17 @@ from itertools import count
 from typing import Final, Literal
 
 from benchmarks.estimating.engines import ForgetfulEngine, UncachedEngine, renamed
-from plait.backends.embedded.call import EmbeddedCall
-from plait.backends.embedded.engine import EngineSettings
-from plait.backends.embedded.ranks import Ranks
 from plait.backends.profiles import load_profile
 from plait.backends.protocol.engine_counts import EngineCounts, EngineSizes
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.health import HealthChange
 from plait.gateway.fleet.router import Router
 from plait.gateway.membership.stock_engine import INTERVAL_S
-from plait.gateway.simulation.compare import MODEL, Experiment, Workload, arrival_times, schedule
-from plait.gateway.simulation.simulate import CallRecord, SimulatedCall, Simulation
+from plait.lab.embedded.call import EmbeddedCall
+from plait.lab.embedded.engine import EngineSettings
+from plait.lab.embedded.ranks import Ranks
+from plait.lab.simulation.compare import MODEL, Experiment, Workload, arrival_times, schedule
+from plait.lab.simulation.simulate import CallRecord, SimulatedCall, Simulation
 from plait.policy.prefix.residency import Residency
 
 ENGINES: Final = ("engine-0", "engine-1")

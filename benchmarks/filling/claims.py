@@ -10,7 +10,7 @@ from typing import Final
 
 from benchmarks.filling.runs import AT_ONCE, Point, Results
 from benchmarks.filling.systems import ADMISSION, BASELINES, NONE
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 STEADY_LIMITS: Final = {"e2e_mean_s": ("mean E2E", 1.03, 1.10), "ttft_mean_s": ("mean TTFT", 1.08, 1.35)}
 """By figure: at most so many times as long as without admission, in the geometric mean and at the worst load."""

@@ -10,7 +10,7 @@ from typing import Final
 from benchmarks.filling.promises import CALLERS, NO_JCT, PROMISES, Plan, Point, Results, Task
 from benchmarks.filling.systems import ADMISSION, NONE
 from benchmarks.running.report import Report, merged
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 LEAST_COMPLETED: Final = 0.955
 """The share of the calls a second that are completed without JCTs: .960 on engines that plan one iteration ahead."""

@@ -18,9 +18,9 @@ from typing import Final
 
 from benchmarks.filling.systems import ADMISSION, FCFS, FCFS_ADMISSION, NONE, FleetSize, systems
 from benchmarks.filling.workloads import EMPTY, FIRST_UNIQUE_ID, Lengths, extended
-from plait.gateway.simulation.compare import percentile
-from plait.gateway.simulation.simulate import CallRecord, Prompt, SimulatedCall
-from plait.gateway.simulation.workload import poisson_arrivals
+from plait.lab.simulation.compare import percentile
+from plait.lab.simulation.simulate import CallRecord, Prompt, SimulatedCall
+from plait.lab.simulation.workload import poisson_arrivals
 from plait.policy.types import NO_SLO, Slo
 
 SHORT: Final = "short"

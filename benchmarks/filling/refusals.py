@@ -20,7 +20,7 @@ from benchmarks.filling.tenants import WEIGHTS
 from benchmarks.filling.workloads import workloads
 from benchmarks.placing.workloads import chat
 from plait.gateway.asgi import MOST_RETRY_AFTER_S
-from plait.gateway.simulation.simulate import Simulation
+from plait.lab.simulation.simulate import Simulation
 
 CHAT: Final = "chat"
 """A workload besides those of full fleets."""

@@ -12,8 +12,8 @@ from typing import Final
 
 from benchmarks.filling.systems import NONE, FleetSize, systems
 from benchmarks.filling.workloads import workloads
-from plait.gateway.simulation.compare import summarise
-from plait.gateway.simulation.simulate import CallRecord, SimulatedCall
+from plait.lab.simulation.compare import summarise
+from plait.lab.simulation.simulate import CallRecord, SimulatedCall
 
 AT_ONCE: Final = inf
 """The load under which all calls arrive at the start."""

@@ -11,15 +11,15 @@ from typing import Final
 import msgspec
 
 from benchmarks.filling.workloads import BLOCK_TOKENS
-from plait.backends.embedded.engine import Engine, EngineSettings
-from plait.backends.embedded.lower_tiers import TierSettings
 from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.config.sections import AdmissionConfig
 from plait.gateway.fleet.router import Router
-from plait.gateway.simulation.compare import MODEL
-from plait.gateway.simulation.simulate import Simulation
+from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.lower_tiers import TierSettings
+from plait.lab.simulation.compare import MODEL
+from plait.lab.simulation.simulate import Simulation
 from plait.policy.costs.tier_link import TierLink, link_of
 from plait.policy.placement.policies import Policy
 

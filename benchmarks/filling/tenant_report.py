@@ -10,7 +10,7 @@ from typing import Final
 from benchmarks.filling.systems import ADMISSION
 from benchmarks.filling.tenants import HEAVY, LOOKS_S, Contest, TenantFigures
 from benchmarks.running.report import Report
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 Results = Mapping[Contest, TenantFigures]
 

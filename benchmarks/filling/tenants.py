@@ -18,8 +18,8 @@ from typing import Final
 
 from benchmarks.filling.systems import ADMISSION, NONE, FleetSize, systems
 from benchmarks.filling.workloads import EMPTY, FIRST_UNIQUE_ID, TOOL_LENGTHS, Lengths, extended, zipf
-from plait.gateway.simulation.compare import percentile
-from plait.gateway.simulation.simulate import CallRecord, Prompt, SimulatedCall
+from plait.lab.simulation.compare import percentile
+from plait.lab.simulation.simulate import CallRecord, Prompt, SimulatedCall
 from plait.policy.types import Objective, Slo
 
 HEAVY: Final = "heavy"

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.mixed_prompts import LONG_FILE
-from plait.gateway.simulation.compare import MODEL
-from plait.gateway.simulation.simulate import Prompt, SimulatedCall
-from plait.gateway.simulation.workload import poisson_arrivals
+from plait.lab.simulation.compare import MODEL
+from plait.lab.simulation.simulate import Prompt, SimulatedCall
+from plait.lab.simulation.workload import poisson_arrivals
 from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, HashChain, root_hash
 
 BLOCK_TOKENS: Final = 16

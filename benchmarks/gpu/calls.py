@@ -14,7 +14,7 @@ import msgspec
 from benchmarks.gpu.engines import MODEL
 from plait.backends.errors import PlaitError
 from plait.backends.http.client import HttpClient
-from plait.backends.profiling.timed_stream import TimedStream, read_stream
+from plait.lab.profiling.timed_stream import TimedStream, read_stream
 
 Prompt = Sequence[int]
 """Token ids."""

@@ -9,11 +9,11 @@ from statistics import fmean, median
 
 from benchmarks.gpu.section import Figures, Fleet
 from plait.backends.profiles import load_profile
-from plait.backends.profiling.engine_probe import EngineProbe
-from plait.backends.profiling.fitted_profile import Circumstances, fit_profile
-from plait.backends.profiling.profile_fit import FittedModel, Residual
-from plait.backends.profiling.profile_plan import FULL, QUICK, Effort
-from plait.backends.profiling.profiler import Profiler
+from plait.lab.profiling.engine_probe import EngineProbe
+from plait.lab.profiling.fitted_profile import Circumstances, fit_profile
+from plait.lab.profiling.profile_fit import FittedModel, Residual
+from plait.lab.profiling.profile_plan import FULL, QUICK, Effort
+from plait.lab.profiling.profiler import Profiler
 
 SHIPPED = "h200-llama-8b"
 LIMIT_SHARE = 0.8

@@ -11,7 +11,7 @@ from statistics import fmean, median
 from benchmarks.gpu.calls import caller, fresh
 from benchmarks.gpu.engines import Engine
 from benchmarks.gpu.section import Figures, Fleet
-from plait.backends.profiling.timed_stream import inter_token_s
+from plait.lab.profiling.timed_stream import inter_token_s
 
 LAST_S = 1.0
 

@@ -18,8 +18,8 @@ from benchmarks.placing.workloads import AgentShape, Turn, agents
 from plait.gateway.admission.admission import caches
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.config.sections import AdmissionConfig
-from plait.gateway.simulation.compare import percentile
-from plait.gateway.simulation.simulate import CallRecord, Ended, SimulatedCall, Simulation
+from plait.lab.simulation.compare import percentile
+from plait.lab.simulation.simulate import CallRecord, Ended, SimulatedCall, Simulation
 from plait.policy.placement.policies import Policy
 from plait.policy.sessions.session_gate import CHAT_TOKENS
 from plait.policy.sessions.worth import Caches

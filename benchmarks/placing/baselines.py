@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from plait.gateway.simulation.rivals import cached_blocks, in_turn, place
+from plait.lab.simulation.rivals import cached_blocks, in_turn, place
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.situation import Situation
 from plait.policy.placement.policies import Policy

@@ -11,7 +11,7 @@ from typing import Final
 
 from benchmarks.placing.policy_report import Cell, Results
 from benchmarks.placing.policy_runs import AT_ONCE, BOUNDS, OURS, Figures
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 INTERVALS: Final[Mapping[str, tuple[str, float, float | None]]] = {
     "e2e_s": ("mean E2E", 0.96, 1.05),

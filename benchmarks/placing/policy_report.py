@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Final
 
 from benchmarks.placing.policy_runs import AT_ONCE, BASE, BOUNDS, OURS, PLAIN, RATES_PER_S, Figures, Runs, Task
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 Results = Mapping[Task, Runs]
 

@@ -18,8 +18,8 @@ from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.config.placement_policy import placement_policy
 from plait.gateway.config.sections import AdmissionConfig
 from plait.gateway.fleet.router import Router
-from plait.gateway.simulation.compare import percentile
-from plait.gateway.simulation.simulate import CallRecord, Ended, SimulatedCall, Simulation
+from plait.lab.simulation.compare import percentile
+from plait.lab.simulation.simulate import CallRecord, Ended, SimulatedCall, Simulation
 from plait.policy.placement.policies import POLICIES as SHIPPED
 from plait.policy.placement.policies import Policy, by_name
 

@@ -15,8 +15,8 @@ from math import exp, log, sqrt
 from typing import Final
 
 from benchmarks.filling.workloads import EMPTY, FIRST_UNIQUE_ID, Coming, Lengths, extended, video
-from plait.gateway.simulation.simulate import Prompt, SimulatedCall
-from plait.gateway.simulation.workload import poisson_arrivals
+from plait.lab.simulation.simulate import Prompt, SimulatedCall
+from plait.lab.simulation.workload import poisson_arrivals
 
 Session = Sequence[SimulatedCall]
 """Only the time of the first call's arrival counts."""

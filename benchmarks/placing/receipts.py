@@ -11,7 +11,7 @@ import msgspec
 
 from benchmarks.running.report import table
 from plait.gateway.receipts.receipt import choice_of
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 from plait.policy.types import Placement
 
 SETTINGS: Final = ("off", "on")

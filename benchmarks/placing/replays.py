@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from benchmarks.filling.systems import FleetSize, simulated
 from plait.gateway.admission.room import AHEAD_S
-from plait.gateway.simulation.simulate import CallRecord, Ended, SimulatedCall, Simulation
+from plait.lab.simulation.simulate import CallRecord, Ended, SimulatedCall, Simulation
 from plait.policy.costs.delay import DelayCost
 from plait.policy.costs.situation import Situation, placed
 from plait.policy.placement.least_delay import least_delay

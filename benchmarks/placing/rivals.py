@@ -1,4 +1,4 @@
-"""More placement of other gateways, each from its public documentation and source; `gateway/simulation/rivals.py` has
+"""More placement of other gateways, each from its public documentation and source; `lab/simulation/rivals.py` has
 those of `plait demo --compare`.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Final
 
 from benchmarks.placing.baselines import LMETRIC
-from plait.gateway.simulation.rivals import KNOWN, cached_blocks, in_own_order, in_turn, place
+from plait.lab.simulation.rivals import KNOWN, cached_blocks, in_own_order, in_turn, place
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.situation import Situation
 from plait.policy.placement.policies import Policy, by_name

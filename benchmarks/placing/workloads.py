@@ -34,8 +34,8 @@ from benchmarks.filling.workloads import (
     tools,
     video,
 )
-from plait.gateway.simulation.simulate import SimulatedCall
-from plait.gateway.simulation.workload import poisson_arrivals
+from plait.lab.simulation.simulate import SimulatedCall
+from plait.lab.simulation.workload import poisson_arrivals
 
 AZURE_FILE: Final = "AzureLLMInferenceTrace_conv.csv"
 AGENTS_FILE: Final = "agent_sessions.jsonl"

@@ -13,7 +13,7 @@ TaskT = TypeVar("TaskT")
 FoundT = TypeVar("FoundT")
 
 ROOT: Final = Path(__file__).parents[2]
-SOURCES: Final = ("benchmarks", "policy", "backends", "gateway")
+SOURCES: Final = ("benchmarks", "policy", "backends", "gateway", "lab")
 
 
 class Kept(Generic[TaskT, FoundT]):

@@ -15,7 +15,7 @@ from os import cpu_count
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 PointT = TypeVar("PointT")
 FiguresT = TypeVar("FiguresT")

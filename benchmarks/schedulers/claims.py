@@ -7,7 +7,7 @@ from typing import Final
 
 from benchmarks.schedulers.sweep import Point, Results
 from benchmarks.schedulers.systems import OURS, systems
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 SATURATED_SHARE = 0.95
 """A system is beyond its knee where it completes less than this share of the offered rate."""

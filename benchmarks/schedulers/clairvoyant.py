@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from math import ceil
 
-from plait.backends.embedded.call import EmbeddedCall
+from plait.lab.embedded.call import EmbeddedCall
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.scheduling.iteration_model import time_s
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan

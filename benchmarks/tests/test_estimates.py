@@ -8,8 +8,8 @@ import pytest
 
 from benchmarks.estimates import CASES, MOST, MOST_OF_RIVAL, SEEDS, SYSTEMS, Figures, Task, claims, markdown
 from benchmarks.estimating.fleet import Load, Run, System, Wrong
-from plait.gateway.simulation.compare import Experiment, prepare
-from plait.gateway.simulation.simulate import CallRecord
+from plait.lab.simulation.compare import Experiment, prepare
+from plait.lab.simulation.simulate import CallRecord
 
 ASKED = Experiment(calls=240, engines=2, turns=3)
 

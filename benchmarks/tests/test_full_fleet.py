@@ -33,7 +33,7 @@ from benchmarks.filling.workloads import (
     video,
 )
 from benchmarks.mixed_prompts import LONG_FILE
-from plait.gateway.simulation.simulate import SimulatedCall
+from plait.lab.simulation.simulate import SimulatedCall
 from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 
 MADE = {"documents": documents, "video": video, "tools": tools, "burst": burst}

@@ -11,7 +11,7 @@ from benchmarks.gpu.gateways import Settings
 from benchmarks.gpu.objectives import RATIOS, Plan, Promise, due_calls, promised, rows
 from benchmarks.gpu.section import Figures, Fleet, Section, run_section, write
 from benchmarks.gpu_run import SECTIONS
-from plait.backends.profiling.timed_stream import TimedStream
+from plait.lab.profiling.timed_stream import TimedStream
 
 FLEET = Fleet([Engine("A", 1), Engine("B", 2)], Engine("S", 3, is_stock=True), Path(), Path())
 

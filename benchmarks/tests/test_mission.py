@@ -19,7 +19,7 @@ from benchmarks.claiming.placement import placement_claims
 from benchmarks.claiming.rows import Found, Row, rows
 from benchmarks.filling import runs as filling
 from benchmarks.placing import policy_runs as placing
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 
 def test_a_quick_row_has_fewer_tasks() -> None:

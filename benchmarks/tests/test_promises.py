@@ -14,7 +14,7 @@ import pytest
 from benchmarks import full_fleet
 from benchmarks.filling.promise_report import claims, markdown
 from benchmarks.filling.promises import CALLERS, CHAT, LONG, NO_JCT, PROMISES, SHORT, Kept, Point, Workload
-from plait.gateway.simulation.simulate import CallRecord
+from plait.lab.simulation.simulate import CallRecord
 from plait.policy.types import Slo
 
 

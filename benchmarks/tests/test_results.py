@@ -14,8 +14,8 @@ from benchmarks.reporting.figures import Figure, shown
 from benchmarks.reporting.papers import PAPERS
 from benchmarks.reporting.stored import FOLDER, Stored
 from plait.gateway.cli import parse
-from plait.gateway.commands.demo import QUICK_CALLS, TURNS, compared
-from plait.gateway.simulation.compare import Experiment
+from plait.lab.commands.demo import QUICK_CALLS, TURNS, compared
+from plait.lab.simulation.compare import Experiment
 
 
 def test_the_page_is_what_the_reports_say() -> None:

@@ -14,7 +14,7 @@ import pytest
 from benchmarks.running.command import Experiment, conduct, parser, results
 from benchmarks.running.kept import Kept
 from benchmarks.running.report import Report, finish, table
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 BENCHMARKS = Path(__file__).parents[1]
 

@@ -9,7 +9,7 @@ from benchmarks.mixed_prompts import LONG_FILE, SHORT_FILE
 from benchmarks.placing.workloads import AGENTS_FILE, AZURE_FILE
 from benchmarks.traces import checksums
 from e2e.traces import METAGPT, TRACES
-from plait.gateway.simulation.shared_prefixes import LOOGLE_FILES, TOOLBENCH_FILES
+from plait.lab.simulation.shared_prefixes import LOOGLE_FILES, TOOLBENCH_FILES
 
 
 def test_every_workload_is_listed() -> None:

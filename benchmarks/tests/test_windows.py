@@ -19,8 +19,8 @@ from benchmarks.windows import (
     claims,
     markdown,
 )
-from plait.gateway.simulation.compare import Experiment, prepare
-from plait.gateway.simulation.simulate import CallRecord
+from plait.lab.simulation.compare import Experiment, prepare
+from plait.lab.simulation.simulate import CallRecord
 from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 
 

@@ -9,13 +9,13 @@ from typing import Final, Literal
 import msgspec
 
 from plait.backends.adapter.prefix_search import shared_blocks
-from plait.backends.embedded.engine import Engine, EngineSettings
-from plait.backends.embedded.windowed_blocks import WindowedBlocks
 from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.fleet.router import Router
-from plait.gateway.simulation.compare import MODEL, Experiment, Workload, arrival_times, schedule
-from plait.gateway.simulation.simulate import CallRecord, SimulatedCall, Simulation
+from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.windowed_blocks import WindowedBlocks
+from plait.lab.simulation.compare import MODEL, Experiment, Workload, arrival_times, schedule
+from plait.lab.simulation.simulate import CallRecord, SimulatedCall, Simulation
 from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, HashChain
 from plait.policy.prefix.hit_ends import EndRule, Hit, HitEnds
 from plait.policy.prefix.prefix_tree import Segment

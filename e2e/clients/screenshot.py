@@ -9,8 +9,8 @@ from typing import Final
 from e2e.clients.browser import browser
 from e2e.ports import free_ports
 from plait.backends.profiles import load_profile
-from plait.gateway.simulation.endless_load import DEFAULT_CALLS_PER_S, running_load
-from plait.gateway.simulation.processes import FleetPlan, running_fleet
+from plait.lab.simulation.endless_load import DEFAULT_CALLS_PER_S, running_load
+from plait.lab.simulation.processes import FleetPlan, running_fleet
 
 PICTURE: Final = Path(__file__).parents[2] / "docs" / "images" / "demo.png"
 MOST_BYTES: Final = 200_000

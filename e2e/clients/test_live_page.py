@@ -22,8 +22,8 @@ from e2e.ports import free_ports
 from e2e.server_process import Server, eventually
 from e2e.servers import Launcher
 from plait.backends.profiles import load_profile
-from plait.gateway.simulation.endless_load import running_load
-from plait.gateway.simulation.processes import FleetPlan, running_fleet
+from plait.lab.simulation.endless_load import running_load
+from plait.lab.simulation.processes import FleetPlan, running_fleet
 from tests.waiting import WITHIN_S
 
 KEY = "a-key-for-operators"

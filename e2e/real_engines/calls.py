@@ -18,8 +18,8 @@ from e2e.server_process import Server
 from plait.backends.protocol.openai import ChatRequest
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.rendered_fields import RenderedFields, Renderers, rendered_fields
-from plait.gateway.simulation.shared_prefixes import SharedPrefix, load_prefixes
-from plait.gateway.simulation.workload import (
+from plait.lab.simulation.shared_prefixes import SharedPrefix, load_prefixes
+from plait.lab.simulation.workload import (
     WorkloadCall,
     generate_calls,
     select_working_set,

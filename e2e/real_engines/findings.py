@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from plait.gateway.simulation.claim import Claim
+from plait.lab.simulation.claim import Claim
 
 REPORTS: Final = Path(__file__).parents[2] / "reports"
 

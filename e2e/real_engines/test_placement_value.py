@@ -18,7 +18,7 @@ from e2e.real_engines.calls import Answer, send_at_once, workload
 from e2e.real_engines.engine import KV_TOKENS, EngineKind
 from e2e.real_engines.findings import Findings
 from e2e.real_engines.fleet import EngineFleet, new_gateway
-from plait.gateway.simulation.workload import WorkloadCall
+from plait.lab.simulation.workload import WorkloadCall
 
 NIGHTLY: Final = "PLAIT_NIGHTLY" in os.environ
 CALLS: Final = 300

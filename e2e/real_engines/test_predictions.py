@@ -14,7 +14,7 @@ from e2e.real_engines.engine import KV_TOKENS, MODEL, EngineKind, RealEngine, st
 from e2e.real_engines.findings import Findings
 from e2e.real_engines.fleet import EngineFleet
 from e2e.server_process import eventually
-from plait.gateway.simulation.workload import WorkloadCall
+from plait.lab.simulation.workload import WorkloadCall
 from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 
 CALLS: Final = 300

@@ -20,7 +20,7 @@ from e2e.ports import free_ports
 from tests.waiting import WITHIN_S
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("policy", "backends", "gateway", "client", "src", "tests", "benchmarks", "e2e", "docs")
+COPIED = ("policy", "backends", "gateway", "client", "lab", "src", "tests", "benchmarks", "e2e", "docs")
 
 
 class CopiedTree:

@@ -22,7 +22,7 @@ from plait.gateway.commands.asked_gateway import AskedGateway
 from plait.gateway.commands.screen import Screen
 from plait.gateway.commands.top import follow, has_screen
 from plait.gateway.log.events import configure_logging
-from plait.gateway.simulation.compare import (
+from plait.lab.simulation.compare import (
     OURS,
     Experiment,
     Outcome,
@@ -36,10 +36,10 @@ from plait.gateway.simulation.compare import (
     simulate,
     summarise,
 )
-from plait.gateway.simulation.endless_load import DEFAULT_CALLS_PER_S, running_load
-from plait.gateway.simulation.processes import FleetPlan, running_fleet, send_workload
-from plait.gateway.simulation.rivals import KNOWN, RIVALS
-from plait.gateway.simulation.simulate import CallRecord
+from plait.lab.simulation.endless_load import DEFAULT_CALLS_PER_S, running_load
+from plait.lab.simulation.processes import FleetPlan, running_fleet, send_workload
+from plait.lab.simulation.rivals import KNOWN, RIVALS
+from plait.lab.simulation.simulate import CallRecord
 
 DEFAULTS = Experiment()
 QUICK_CALLS = 800

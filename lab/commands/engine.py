@@ -5,15 +5,15 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
-from plait.backends.embedded.completion import ServedModel
-from plait.backends.embedded.engine import EngineSettings
-from plait.backends.embedded.lower_tiers import TierSettings
-from plait.backends.embedded.server import EmbeddedServer, ServerSettings
 from plait.backends.profiles import Profile, load_profile, shipped_profiles
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.gateway.commands import port, positive, positive_number
 from plait.gateway.log.events import configure_logging, write_stderr_in_background
 from plait.gateway.server.http_server import run_server
+from plait.lab.embedded.completion import ServedModel
+from plait.lab.embedded.engine import EngineSettings
+from plait.lab.embedded.lower_tiers import TierSettings
+from plait.lab.embedded.server import EmbeddedServer, ServerSettings
 from plait.policy.costs.tier_link import TierLink, link_of
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 

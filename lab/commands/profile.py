@@ -12,12 +12,12 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from plait.backends.profiling.engine_probe import EngineIdentity, EngineProbe
-from plait.backends.profiling.fitted_profile import Circumstances, FittedProfile, fit_profile
-from plait.backends.profiling.profile_plan import FULL, QUICK
-from plait.backends.profiling.profiler import Profiler
-from plait.backends.profiling.tier_loads import LinkProfiler
 from plait.gateway.commands import positive
+from plait.lab.profiling.engine_probe import EngineIdentity, EngineProbe
+from plait.lab.profiling.fitted_profile import Circumstances, FittedProfile, fit_profile
+from plait.lab.profiling.profile_plan import FULL, QUICK
+from plait.lab.profiling.profiler import Profiler
+from plait.lab.profiling.tier_loads import LinkProfiler
 from plait.policy.costs.tier_link import BYTES_PER_TOKEN
 
 

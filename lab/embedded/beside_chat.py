@@ -24,9 +24,9 @@ from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from plait.backends.embedded.serving import Serving, json_response
 from plait.backends.errors import CallerError
 from plait.backends.protocol.openai import CompletionRequest, decode_body
+from plait.lab.embedded.serving import Serving, json_response
 
 DIMENSIONS: Final = 1024
 """The dimensions of a vector, unless a request asks for fewer: as many as current embedding models have."""

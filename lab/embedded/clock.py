@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from plait.backends.embedded.call import EmbeddedCall, Output
-from plait.backends.embedded.engine import Engine
-from plait.backends.embedded.lockstep import Lockstep
 from plait.backends.protocol.cache_state import CacheState
+from plait.lab.embedded.call import EmbeddedCall, Output
+from plait.lab.embedded.engine import Engine
+from plait.lab.embedded.lockstep import Lockstep
 
 OnOutput = Callable[[Output], None]
 

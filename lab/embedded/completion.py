@@ -12,16 +12,16 @@ from typing import Any
 
 import msgspec
 
-from plait.backends.embedded.clock import EngineClock
-from plait.backends.embedded.engine import Engine
-from plait.backends.embedded.example_json import called_tool, example_arguments
-from plait.backends.embedded.generation import EmulatedToken, Generation, Piece, TextSource
-from plait.backends.embedded.prompts import chat_tokens
-from plait.backends.embedded.responses import ChatFormat, Format, Json, ResponseUsage, TextFormat
 from plait.backends.errors import CallerError, ContextLengthError, ModelNotFoundError
 from plait.backends.protocol.call_annotations import UNANNOTATED, EngineAnnotations
 from plait.backends.protocol.openai import ANY_MODEL, ChatRequest, CompletionRequest, Request
 from plait.backends.tokenization.tokenizer import Tokenizer
+from plait.lab.embedded.clock import EngineClock
+from plait.lab.embedded.engine import Engine
+from plait.lab.embedded.example_json import called_tool, example_arguments
+from plait.lab.embedded.generation import EmulatedToken, Generation, Piece, TextSource
+from plait.lab.embedded.prompts import chat_tokens
+from plait.lab.embedded.responses import ChatFormat, Format, Json, ResponseUsage, TextFormat
 from plait.policy.prefix.block_hash import root_hash
 from plait.policy.types import Slo
 

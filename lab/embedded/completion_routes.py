@@ -12,14 +12,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from plait.backends.embedded.completion import Completion, complete_chat, complete_text
-from plait.backends.embedded.example_json import requested_json
-from plait.backends.embedded.prompts import chat_tokens
-from plait.backends.embedded.serving import Serving, json_response
 from plait.backends.errors import CallerError, NotFoundError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, check_request, decode_body, parse_request
 from plait.backends.translation.messages import COUNT_TOKENS, MessagesTranslation
 from plait.backends.translation.translation import TRANSLATIONS, AnswerTranslator
+from plait.lab.embedded.completion import Completion, complete_chat, complete_text
+from plait.lab.embedded.example_json import requested_json
+from plait.lab.embedded.prompts import chat_tokens
+from plait.lab.embedded.serving import Serving, json_response
 
 _FIELDS = msgspec.json.Decoder(dict[str, Any])
 

@@ -3,7 +3,7 @@
 Calls come by `add` and leave with their last token, or by `remove` or `abort`. `step(now)` ends the iteration in
 flight, returns its tokens and begins the next one. The local scheduler plans an iteration from the engine's facts,
 blocks are found or allocated, and the cost model predicts how long an accelerator would take. A real-time server sleeps
-for that time (`backends/embedded/clock.py`); the simulator advances its virtual clock. At most one iteration is in
+for that time (`lab/embedded/clock.py`); the simulator advances its virtual clock. At most one iteration is in
 flight.
 
 As vLLM and SGLang do on a GPU, the engine plans the next iteration when one begins (`EngineSettings.ahead`). So the
@@ -22,12 +22,12 @@ from typing import cast
 from plait.backends.adapter.prefix_search import shared_blocks
 from plait.backends.adapter.scheduler_settings import measuring
 from plait.backends.adapter.state_reporter import StateReporter
-from plait.backends.embedded.call import EmbeddedCall, Output
-from plait.backends.embedded.kv_blocks import KvBlocks, Load
-from plait.backends.embedded.lower_tiers import TierSettings
-from plait.backends.embedded.windowed_blocks import WindowedBlocks
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
+from plait.lab.embedded.call import EmbeddedCall, Output
+from plait.lab.embedded.kv_blocks import KvBlocks, Load
+from plait.lab.embedded.lower_tiers import TierSettings
+from plait.lab.embedded.windowed_blocks import WindowedBlocks
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 from plait.policy.scheduling.plan import InFlight, IterationWork, LocalCall, LocalScheduler, Plan

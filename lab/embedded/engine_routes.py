@@ -20,14 +20,14 @@ from starlette.routing import Route
 
 from plait.backends.adapter.named_ranks import named_rank
 from plait.backends.adapter.routes import report_query
-from plait.backends.embedded.completion import in_emulated_time
-from plait.backends.embedded.engine import Engine
-from plait.backends.embedded.serving import Serving, json_response
 from plait.backends.errors import NotFoundError
 from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
 from plait.backends.protocol.call_objectives import ChangesAnswer, read_changes
 from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
 from plait.backends.protocol.tokenizer_files import encoded
+from plait.lab.embedded.completion import in_emulated_time
+from plait.lab.embedded.engine import Engine
+from plait.lab.embedded.serving import Serving, json_response
 
 Sample = tuple[type[CounterMetricFamily] | type[GaugeMetricFamily], str, str, Mapping[str, str], float]
 """A sample of one rank: its family's kind, name and description, its labels and its value."""

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from plait.backends.embedded.call import EmbeddedCall, Output
-from plait.backends.embedded.clock import EngineClock
-from plait.backends.embedded.engine import Engine
 from plait.backends.protocol.call_annotations import UNANNOTATED, EngineAnnotations
 from plait.backends.tokenization.tokenizer import Tokenizer
+from plait.lab.embedded.call import EmbeddedCall, Output
+from plait.lab.embedded.clock import EngineClock
+from plait.lab.embedded.engine import Engine
 from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, HashChain
 
 OPENING: Final = "This is emulated text."

@@ -15,9 +15,9 @@ from typing import NamedTuple
 from plait.backends.adapter.cache_journal import CacheJournal
 from plait.backends.adapter.hit_ends import EngineEnds
 from plait.backends.adapter.tree_block_tiers import TreeBlockTiers
-from plait.backends.embedded.call import EmbeddedCall
-from plait.backends.embedded.lower_tiers import LowerTiers, TierSettings
 from plait.backends.protocol.cache_state import KvGroup, KvState
+from plait.lab.embedded.call import EmbeddedCall
+from plait.lab.embedded.lower_tiers import LowerTiers, TierSettings
 from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plait.backends.embedded.engine import Engine, Step
+from plait.lab.embedded.engine import Engine, Step
 
 
 class Lockstep:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from plait.backends.embedded.engine import Engine
+from plait.lab.embedded.engine import Engine
 
 USAGE_WEIGHT, USAGE_START = 6.0, 0.5
 """Where more than half of the KV is in use, vLLM counts a waiting call up to three times more."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-from plait.backends.embedded.generation import Piece
+from plait.lab.embedded.generation import Piece
 
 Json = dict[str, Any]
 

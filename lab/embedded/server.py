@@ -13,19 +13,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from plait.backends.adapter.named_ranks import NamedRanks
-from plait.backends.embedded.beside_chat import RoutesBesideChat
-from plait.backends.embedded.clock import EngineClock
-from plait.backends.embedded.completion import ServedModel
-from plait.backends.embedded.completion_routes import CompletionRoutes, TokenRoutes
-from plait.backends.embedded.engine import Engine, EngineSettings
-from plait.backends.embedded.engine_routes import EngineRoutes, description_of
-from plait.backends.embedded.ranks import Ranks
-from plait.backends.embedded.serving import Serving, json_response
 from plait.backends.errors import PlaitError
 from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
 from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
 from plait.backends.translation.messages import COUNT_TOKENS, MessagesTranslation
 from plait.backends.translation.translation import TRANSLATIONS
+from plait.lab.embedded.beside_chat import RoutesBesideChat
+from plait.lab.embedded.clock import EngineClock
+from plait.lab.embedded.completion import ServedModel
+from plait.lab.embedded.completion_routes import CompletionRoutes, TokenRoutes
+from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.engine_routes import EngineRoutes, description_of
+from plait.lab.embedded.ranks import Ranks
+from plait.lab.embedded.serving import Serving, json_response
 from plait.policy.costs.cost_model import CostModel
 
 OF_ADAPTERS = frozenset(("/cache_state", CALL_OBJECTIVES, TOKENIZER))

@@ -12,12 +12,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from plait.backends.adapter.named_ranks import named_rank
-from plait.backends.embedded.clock import EngineClock
-from plait.backends.embedded.completion import ServedModel, Target, in_emulated_time
-from plait.backends.embedded.ranks import Ranks
 from plait.backends.errors import AuthenticationError
 from plait.backends.protocol.call_annotations import AnnotationReader
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest
+from plait.lab.embedded.clock import EngineClock
+from plait.lab.embedded.completion import ServedModel, Target, in_emulated_time
+from plait.lab.embedded.ranks import Ranks
 
 Answer = Callable[[Request], Awaitable[Response]]
 

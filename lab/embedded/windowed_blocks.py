@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from plait.backends.adapter.hit_ends import EngineEnds, Kind
-from plait.backends.embedded.call import EmbeddedCall
-from plait.backends.embedded.kv_blocks import KvBlocks
 from plait.backends.protocol.cache_state import KvGroup
+from plait.lab.embedded.call import EmbeddedCall
+from plait.lab.embedded.kv_blocks import KvBlocks
 from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 
 

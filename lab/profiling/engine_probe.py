@@ -18,11 +18,11 @@ import msgspec
 
 from plait.backends.errors import PlaitError
 from plait.backends.http.client import HttpClient
-from plait.backends.profiling.profile_plan import Limits
-from plait.backends.profiling.tier_loads import Loaded
-from plait.backends.profiling.timed_stream import TimedStream, read_stream
 from plait.backends.protocol.cache_state import IterationState, KvState, QueueState
 from plait.backends.protocol.dialects import RANK_HEADER
+from plait.lab.profiling.profile_plan import Limits
+from plait.lab.profiling.tier_loads import Loaded
+from plait.lab.profiling.timed_stream import TimedStream, read_stream
 
 FALLBACK_CONTEXT_TOKENS = 4096
 """The assumed context length if the engine reports neither its context nor its KV cache."""

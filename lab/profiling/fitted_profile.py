@@ -9,11 +9,11 @@ from statistics import fmean
 import msgspec
 
 from plait.backends.profiles import Attention, Fit, Forward, Kv, Link, LongPrefill, Pivot, Profile, ProfileSource
-from plait.backends.profiling.engine_probe import EngineIdentity
-from plait.backends.profiling.profile_fit import FittedModel, Point, Residual, fit_cost_model
-from plait.backends.profiling.profile_plan import Kind
-from plait.backends.profiling.profiler import Measured
-from plait.backends.profiling.tier_loads import Loaded, fit_link
+from plait.lab.profiling.engine_probe import EngineIdentity
+from plait.lab.profiling.profile_fit import FittedModel, Point, Residual, fit_cost_model
+from plait.lab.profiling.profile_plan import Kind
+from plait.lab.profiling.profiler import Measured
+from plait.lab.profiling.tier_loads import Loaded, fit_link
 from plait.policy.costs.cost_model import CostModel, PiecewiseLinear
 from plait.policy.costs.tier_link import BYTES_PER_TOKEN
 

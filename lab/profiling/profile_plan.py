@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil
 
-from plait.backends.profiling.profile_fit import Iteration
+from plait.lab.profiling.profile_fit import Iteration
 
 SHORT_TOKENS = 32
 """A context with almost no attention cost, and as a prompt, few iterations."""

@@ -18,9 +18,9 @@ from operator import attrgetter
 from statistics import median
 from typing import Protocol
 
-from plait.backends.profiling.profile_fit import Iteration, Point
-from plait.backends.profiling.profile_plan import Effort, Kind, Limits, Trial, chunks, plan
-from plait.backends.profiling.timed_stream import TimedStream, inter_token_s
+from plait.lab.profiling.profile_fit import Iteration, Point
+from plait.lab.profiling.profile_plan import Effort, Kind, Limits, Trial, chunks, plan
+from plait.lab.profiling.timed_stream import TimedStream, inter_token_s
 
 TOKEN_IDS = (300, 1300)
 """Ordinary ids in every vocabulary, after the control tokens and single bytes."""
@@ -33,7 +33,7 @@ ONE_TOKEN_CALLS = 7
 
 
 class ProfiledEngine(Protocol):
-    """The engine to measure. `plait.backends.profiling.engine_probe` reaches it over HTTP."""
+    """The engine to measure. `plait.lab.profiling.engine_probe` reaches it over HTTP."""
 
     @property
     def clock(self) -> Callable[[], float]:

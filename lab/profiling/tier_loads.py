@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from plait.backends.profiling.profile_fit import NOISE, non_negative_least_squares
-from plait.backends.profiling.profile_plan import Limits
-from plait.backends.profiling.profiler import TOKEN_IDS, ProfiledEngine
+from plait.lab.profiling.profile_fit import NOISE, non_negative_least_squares
+from plait.lab.profiling.profile_plan import Limits
+from plait.lab.profiling.profiler import TOKEN_IDS, ProfiledEngine
 from plait.policy.costs.tier_link import TierLink
 
 LONGEST_SHARE = 4
@@ -36,7 +36,7 @@ class Loaded:
 
 
 class TieredEngine(ProfiledEngine, Protocol):
-    """An engine that reports its loads. `plait.backends.profiling.engine_probe` reaches it over HTTP."""
+    """An engine that reports its loads. `plait.lab.profiling.engine_probe` reaches it over HTTP."""
 
     async def loaded(self) -> dict[str, Loaded]:
         """The loads from each lower tier since the engine's start; empty if the engine reports none."""

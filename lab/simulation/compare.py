@@ -20,20 +20,20 @@ from typing import Any, Final
 
 import msgspec
 
-from plait.backends.embedded.engine import Engine, EngineSettings
-from plait.backends.embedded.lockstep import Lockstep
-from plait.backends.embedded.ranks import Ranks
 from plait.backends.profiles import load_profile
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.prompt_encoder import EncodedPrompt, PartCache, PromptEncoder
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.config.placement_policy import placement_policy
 from plait.gateway.fleet.router import Router
-from plait.gateway.simulation.claim import Claim
-from plait.gateway.simulation.rivals import KNOWN
-from plait.gateway.simulation.shared_prefixes import Kind, load_prefixes
-from plait.gateway.simulation.simulate import REPORT_INTERVAL_S, CallRecord, Prompt, SimulatedCall, Simulation
-from plait.gateway.simulation.workload import (
+from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.lockstep import Lockstep
+from plait.lab.embedded.ranks import Ranks
+from plait.lab.simulation.claim import Claim
+from plait.lab.simulation.rivals import KNOWN
+from plait.lab.simulation.shared_prefixes import Kind, load_prefixes
+from plait.lab.simulation.simulate import REPORT_INTERVAL_S, CallRecord, Prompt, SimulatedCall, Simulation
+from plait.lab.simulation.workload import (
     WorkloadCall,
     generate_calls,
     generate_sessions,

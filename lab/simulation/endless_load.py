@@ -15,8 +15,8 @@ import msgspec
 
 from plait.backends.errors import PlaitError
 from plait.backends.http.client import HttpClient
-from plait.gateway.simulation.shared_prefixes import load_prefixes
-from plait.gateway.simulation.workload import popular
+from plait.lab.simulation.shared_prefixes import load_prefixes
+from plait.lab.simulation.workload import popular
 
 DEFAULT_CALLS_PER_S: Final = 30.0
 

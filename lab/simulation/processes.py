@@ -20,9 +20,9 @@ import msgspec
 from plait.backends.http.client import HttpClient, Response
 from plait.gateway.answers.completions import CompletionStream
 from plait.gateway.asgi import header
-from plait.gateway.simulation.compare import Workload
-from plait.gateway.simulation.simulate import CallRecord
-from plait.gateway.simulation.workload import WorkloadCall
+from plait.lab.simulation.compare import Workload
+from plait.lab.simulation.simulate import CallRecord
+from plait.lab.simulation.workload import WorkloadCall
 
 MAX_CONNECTIONS = 1_000
 """More than a demo's calls and browsers need. `serve`'s default needs more file descriptors than many shells allow."""

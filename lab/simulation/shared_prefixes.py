@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from plait.gateway.simulation.builtin_prompts import catalogues, manuals
+from plait.lab.simulation.builtin_prompts import catalogues, manuals
 
 Kind = Literal["document", "tools"]
 

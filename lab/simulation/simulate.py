@@ -16,10 +16,6 @@ from functools import partial
 from itertools import count
 from math import inf
 
-from plait.backends.embedded.call import EmbeddedCall, Output
-from plait.backends.embedded.engine import Engine
-from plait.backends.embedded.lockstep import Lockstep
-from plait.backends.embedded.ranks import Ranks
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.backlog import Waiting
@@ -31,6 +27,10 @@ from plait.gateway.fleet.router import Router
 from plait.gateway.store.event_log import fair_parts
 from plait.gateway.store.jobs import REGULAR_S
 from plait.gateway.timed_events import Event
+from plait.lab.embedded.call import EmbeddedCall, Output
+from plait.lab.embedded.engine import Engine
+from plait.lab.embedded.lockstep import Lockstep
+from plait.lab.embedded.ranks import Ranks
 from plait.policy.prefix.block_hash import HashChain
 from plait.policy.sessions.session_gate import CHAT_TOKENS
 from plait.policy.types import Call, Objective, PlacementReason, Slo, TaskGroup

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Final
 
-from plait.gateway.simulation.shared_prefixes import OUTPUT_TOKENS, SharedPrefix
+from plait.lab.simulation.shared_prefixes import OUTPUT_TOKENS, SharedPrefix
 
 PASSAGE_WORDS: Final = (100, 500)
 """The words that a later turn of a session adds, as the result of a function or a pasted passage."""

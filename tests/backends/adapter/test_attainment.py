@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from plait.backends.adapter.state_reporter import RECENT_CALLS, Attainment
-from plait.backends.embedded.call import EmbeddedCall
-from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
+from plait.lab.embedded.call import EmbeddedCall
+from plait.lab.embedded.engine import Engine, EngineSettings
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.scheduling.plan import LocalCall
 from plait.policy.types import Slo

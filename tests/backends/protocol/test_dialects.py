@@ -15,7 +15,7 @@ def test_a_row_has_its_own_name(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", DIALECTS)
 def test_a_kind_that_is_started_reports_from_its_folder(kind: str) -> None:
-    folder = ROOT / "backends" / kind
+    folder = ROOT / ("lab" if kind == "embedded" else "backends") / kind
     assert folder.is_dir() == (kind in ADAPTED)
     assert (folder / "launch.py").exists() == (DIALECTS[kind].launcher is not None)
 

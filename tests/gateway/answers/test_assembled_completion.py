@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.backends.embedded.completion import ServedModel
-from plait.backends.embedded.engine import EngineSettings
-from plait.backends.embedded.server import EmbeddedServer, ServerSettings
 from plait.backends.profiles import load_profile
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.gateway.answers.assembled_completion import AssembledCompletion
+from plait.lab.embedded.completion import ServedModel
+from plait.lab.embedded.engine import EngineSettings
+from plait.lab.embedded.server import EmbeddedServer, ServerSettings
 
 Json = dict[str, Any]
 DONE = b"data: [DONE]\n\n"

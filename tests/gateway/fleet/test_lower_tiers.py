@@ -12,16 +12,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from plait.backends.embedded.call import EmbeddedCall
-from plait.backends.embedded.engine import Engine, EngineSettings
-from plait.backends.embedded.kv_blocks import KvBlocks, Load
-from plait.backends.embedded.lower_tiers import TierSettings
 from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import CacheState, KvState, LowerTier, StoredRun
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
-from plait.gateway.simulation.compare import MODEL
-from plait.gateway.simulation.simulate import Prompt, SimulatedCall, Simulation
+from plait.lab.embedded.call import EmbeddedCall
+from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.kv_blocks import KvBlocks, Load
+from plait.lab.embedded.lower_tiers import TierSettings
+from plait.lab.simulation.compare import MODEL
+from plait.lab.simulation.simulate import Prompt, SimulatedCall, Simulation
 from plait.policy.costs.tier_link import BYTES_PER_TOKEN, TierLink
 from plait.policy.costs.tier_views import TierViews
 from plait.policy.prefix.block_hash import HashChain, root_hash

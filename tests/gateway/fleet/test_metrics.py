@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.gateway.fleet.metrics import FleetCollector
 from plait.gateway.fleet.router import Router
 from plait.gateway.metrics import exposition, new_registry
+from plait.lab.embedded.engine import Engine, EngineSettings
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from tests.gateway.exposed import samples
 from tests.gateway.fleet.lettered_prompts import new_router, report

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.protocol.cache_state import CacheState, KvState, OutstandingCall, StoredRun
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
-from plait.gateway.simulation.simulate import Prompt, SimulatedCall, Simulation
+from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.simulation.simulate import Prompt, SimulatedCall, Simulation
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.block_hash import HashChain, chain, root_hash
 from plait.policy.types import Call

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from plait.backends.embedded.engine import EngineSettings
-from plait.backends.embedded.server import EmbeddedServer, ServerSettings
 from plait.backends.profiles import load_profile
 from plait.gateway.cli import main
-from plait.gateway.commands import engine
+from plait.lab.commands import engine
+from plait.lab.embedded.engine import EngineSettings
+from plait.lab.embedded.server import EmbeddedServer, ServerSettings
 
 
 @pytest.fixture

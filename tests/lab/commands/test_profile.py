@@ -10,13 +10,13 @@ from typing import Self
 import pytest
 
 from plait.backends.profiles import load_profile
-from plait.backends.profiling.engine_probe import EngineIdentity
-from plait.backends.profiling.profile_fit import Point
-from plait.backends.profiling.profile_plan import FULL, QUICK, Effort, Kind, Limits, chunks, plan
-from plait.backends.profiling.profiler import Measured
-from plait.backends.profiling.tier_loads import Loaded
 from plait.gateway.cli import main
-from plait.gateway.commands import profile
+from plait.lab.commands import profile
+from plait.lab.profiling.engine_probe import EngineIdentity
+from plait.lab.profiling.profile_fit import Point
+from plait.lab.profiling.profile_plan import FULL, QUICK, Effort, Kind, Limits, chunks, plan
+from plait.lab.profiling.profiler import Measured
+from plait.lab.profiling.tier_loads import Loaded
 
 LIMITS = Limits(16_384, 2048, 50_000)
 MODEL = load_profile("a6000-mistral-7b").cost_model()

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from plait.gateway.commands.demo import progress_of
+from plait.lab.commands.demo import progress_of
 
 
 def report() -> None:

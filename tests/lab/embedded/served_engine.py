@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import httpx2
 
-from plait.backends.embedded.completion import ServedModel
-from plait.backends.embedded.engine import EngineSettings
-from plait.backends.embedded.server import EmbeddedServer, ServerSettings
 from plait.backends.profiles import load_profile
 from plait.backends.tokenization.loading import load_tokenizer
+from plait.lab.embedded.completion import ServedModel
+from plait.lab.embedded.engine import EngineSettings
+from plait.lab.embedded.server import EmbeddedServer, ServerSettings
 
 KV_TOKENS = 4_003  # no whole number of blocks
 

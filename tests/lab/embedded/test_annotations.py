@@ -9,14 +9,14 @@ from typing import Any
 import httpx
 import pytest
 
-from plait.backends.embedded.call import EmbeddedCall
-from plait.backends.embedded.completion import ServedModel, in_emulated_time
-from plait.backends.embedded.engine import Engine, EngineSettings
-from plait.backends.embedded.server import EmbeddedServer, ServerSettings
 from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import CacheState
 from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.backends.tokenization.loading import load_tokenizer
+from plait.lab.embedded.call import EmbeddedCall
+from plait.lab.embedded.completion import ServedModel, in_emulated_time
+from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.server import EmbeddedServer, ServerSettings
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 from plait.policy.types import Objective, Slo

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, precondition, rule
 
-from plait.backends.embedded.kv_blocks import BlockCache
+from plait.lab.embedded.kv_blocks import BlockCache
 from tests.examples import examples
 from tests.invariants import check
 

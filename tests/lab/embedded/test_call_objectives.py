@@ -9,15 +9,15 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.backends.embedded.call import EmbeddedCall
-from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
 from plait.backends.protocol.call_annotations import EngineAnnotations
+from plait.lab.embedded.call import EmbeddedCall
+from plait.lab.embedded.engine import Engine, EngineSettings
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.types import Objective, Slo
-from tests.backends.embedded.served_engine import Served, serving
-from tests.backends.embedded.test_server import served
 from tests.invariants import check
+from tests.lab.embedded.served_engine import Served, serving
+from tests.lab.embedded.test_server import served
 from tests.policy.scheduling.fake_engine import slos
 
 __all__ = ["served"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.backends.embedded.served_engine import KV_TOKENS, serving
 from tests.client_requests import odd, recorded
+from tests.lab.embedded.served_engine import KV_TOKENS, serving
 
 SENT = [sent for _, sent in recorded()]
 

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from plait.backends.embedded.call import EmbeddedCall, Output
-from plait.backends.embedded.clock import EngineClock
-from plait.backends.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.call import EmbeddedCall, Output
+from plait.lab.embedded.clock import EngineClock
+from plait.lab.embedded.engine import Engine, EngineSettings
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.block_hash import HashChain, root_hash
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
-from plait.backends.embedded.example_json import MAX_LEVELS, MAX_VALUES, example_json
+from plait.lab.embedded.example_json import MAX_LEVELS, MAX_VALUES, example_json
 
 
 class Kind(Enum):

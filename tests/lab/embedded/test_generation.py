@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.backends.embedded.call import EmbeddedCall, Output
-from plait.backends.embedded.clock import EngineClock, OnOutput
-from plait.backends.embedded.engine import Engine, EngineSettings
-from plait.backends.embedded.generation import EmulatedToken, Generation, Piece
+from plait.lab.embedded.call import EmbeddedCall, Output
+from plait.lab.embedded.clock import EngineClock, OnOutput
+from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.generation import EmulatedToken, Generation, Piece
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 
 COSTS = CostModel(PiecewiseLinear(((1, 0.01),), 0.0), 0.0, 0.0, 0.0, LongAttention())

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from plait.backends.embedded.call import EmbeddedCall
-from plait.backends.embedded.engine import EmbeddedFacts
-from plait.backends.embedded.kv_blocks import KvBlocks
 from plait.backends.protocol.cache_state import KvState, StoredRun
+from plait.lab.embedded.call import EmbeddedCall
+from plait.lab.embedded.engine import EmbeddedFacts
+from plait.lab.embedded.kv_blocks import KvBlocks
 from plait.policy.prefix.block_hash import HashChain, root_hash
 
 ROOT = root_hash("m")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.backends.embedded.call import EmbeddedCall, Output
-from plait.backends.embedded.engine import Engine, EngineSettings
-from plait.backends.embedded.lockstep import Lockstep
 from plait.backends.profiles import load_profile
+from plait.lab.embedded.call import EmbeddedCall, Output
+from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.lockstep import Lockstep
 from plait.policy.prefix.block_hash import HashChain, root_hash
 
 COSTS = load_profile("a6000-mistral-7b").cost_model()

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.backends.embedded.call import EmbeddedCall
-from plait.backends.embedded.engine import Engine, EngineSettings
-from plait.backends.embedded.lower_tiers import TierSettings
+from plait.lab.embedded.call import EmbeddedCall
+from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.lower_tiers import TierSettings
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.costs.tier_link import LinkQueue, TierLink
 from plait.policy.prefix.block_hash import HashChain, root_hash

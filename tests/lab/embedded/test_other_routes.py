@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from plait.backends.embedded.beside_chat import DIMENSIONS, embedding, transcript
-from plait.backends.embedded.prompts import PICTURE_TOKENS
-from tests.backends.embedded.served_engine import Served, sdk_transport, serving
+from plait.lab.embedded.beside_chat import DIMENSIONS, embedding, transcript
+from plait.lab.embedded.prompts import PICTURE_TOKENS
+from tests.lab.embedded.served_engine import Served, sdk_transport, serving
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from plait.backends.embedded.call import EmbeddedCall
-from plait.backends.embedded.engine import Engine, EngineSettings
-from plait.backends.embedded.ranks import Ranks
 from plait.backends.profiles import load_profile
+from plait.lab.embedded.call import EmbeddedCall
+from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.ranks import Ranks
 from plait.policy.prefix.block_hash import HashChain, root_hash
 
 

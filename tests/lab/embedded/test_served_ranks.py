@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
-from tests.backends.embedded.served_engine import KV_TOKENS, Served, serving
+from tests.lab.embedded.served_engine import KV_TOKENS, Served, serving
 
 RANK = "X-Data-Parallel-Rank"
 BLOCKS = KV_TOKENS // 16

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from plait.backends.embedded.responses import FINGERPRINT
 from plait.backends.protocol.cache_state import CacheState
+from plait.lab.embedded.responses import FINGERPRINT
 from plait.policy.prefix.block_hash import chain, root_hash
-from tests.backends.embedded.served_engine import KV_TOKENS, Served, serving
+from tests.lab.embedded.served_engine import KV_TOKENS, Served, serving
 
 TOOL = {
     "type": "function",

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.backends.embedded.generation import OPENING, TextSource
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.plain_tokenizers import ByteTokenizer
 from plait.backends.tokenization.tokenizer import Tokenizer
+from plait.lab.embedded.generation import OPENING, TextSource
 
 SHIPPED = load_tokenizer("embedded")
 BYTES = load_tokenizer("bytes")

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.backends.embedded.example_json import called_tool, example_arguments
 from plait.backends.errors import CallerError
 from plait.backends.protocol.openai import ChatRequest
+from plait.lab.embedded.example_json import called_tool, example_arguments
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.sampled_from(("object", "array", "string", "enum", "x")),

@@ -14,7 +14,7 @@ from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
-from tests.backends.embedded.served_engine import Served, sdk_transport, serving
+from tests.lab.embedded.served_engine import Served, sdk_transport, serving
 
 LOOK: dict[str, Any] = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
 

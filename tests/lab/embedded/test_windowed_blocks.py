@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import pytest
 
-from plait.backends.embedded.call import EmbeddedCall
-from plait.backends.embedded.engine import Engine, EngineSettings
-from plait.backends.embedded.lower_tiers import TierSettings
 from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import KvGroup
+from plait.lab.embedded.call import EmbeddedCall
+from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.lower_tiers import TierSettings
 from plait.policy.costs.tier_link import TierLink
 from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, HashChain, root_hash, whole_hash
 from plait.policy.scheduling.plan import LocalCall

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from plait.backends.embedded.call import EmbeddedCall
-from plait.backends.embedded.engine import Engine, EngineSettings
-from plait.backends.profiling.timed_stream import TimedStream
+from plait.lab.embedded.call import EmbeddedCall
+from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.profiling.timed_stream import TimedStream
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.prefix.block_hash import HashChain, root_hash
 

@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from plait.backends.profiling import engine_probe
-from plait.backends.profiling.engine_probe import EngineProbe
-from plait.backends.profiling.profile_plan import Limits
-from plait.backends.profiling.tier_loads import Loaded
+from plait.lab.profiling import engine_probe
+from plait.lab.profiling.engine_probe import EngineProbe
+from plait.lab.profiling.profile_plan import Limits
+from plait.lab.profiling.tier_loads import Loaded
 
 MODELS = {"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 8192}, {"id": "other"}]}
 STATE = {

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.backends.profiling.profile_fit import non_negative_least_squares
+from plait.lab.profiling.profile_fit import non_negative_least_squares
 
 VALUES = st.integers(-8, 8).map(float)
 

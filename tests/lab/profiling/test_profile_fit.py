@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plait.backends.profiles import load_profile
-from plait.backends.profiling.profile_fit import MAX_KNOTS, Point, fit_cost_model
-from plait.backends.profiling.profile_plan import FULL, QUICK, Effort, Kind, Limits, Trial, chunks, plan
+from plait.lab.profiling.profile_fit import MAX_KNOTS, Point, fit_cost_model
+from plait.lab.profiling.profile_plan import FULL, QUICK, Effort, Kind, Limits, Trial, chunks, plan
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 
 LIMITS = Limits(context_tokens=32_768, budget_tokens=2048, kv_tokens=200_000)

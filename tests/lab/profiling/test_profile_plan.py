@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.backends.profiling.profile_plan import FULL, QUICK, Effort, Kind, Limits, Trial, chunks, plan
+from plait.lab.profiling.profile_plan import FULL, QUICK, Effort, Kind, Limits, Trial, chunks, plan
 
 LIMITS = st.builds(
     Limits,

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from plait.backends.embedded.engine import EngineSettings
 from plait.backends.profiles import load_profile
-from plait.backends.profiling.engine_probe import EngineIdentity
-from plait.backends.profiling.fitted_profile import Circumstances, FittedProfile, fit_profile
-from plait.backends.profiling.profile_plan import FULL, QUICK, Effort, Kind, Limits, chunks
-from plait.backends.profiling.profiler import Measured, Profiler, Queueing, typical
-from plait.backends.profiling.timed_stream import TimedStream
+from plait.lab.embedded.engine import EngineSettings
+from plait.lab.profiling.engine_probe import EngineIdentity
+from plait.lab.profiling.fitted_profile import Circumstances, FittedProfile, fit_profile
+from plait.lab.profiling.profile_plan import FULL, QUICK, Effort, Kind, Limits, chunks
+from plait.lab.profiling.profiler import Measured, Profiler, Queueing, typical
+from plait.lab.profiling.timed_stream import TimedStream
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
-from tests.backends.profiling.embedded_engine import EmbeddedEngine
+from tests.lab.profiling.embedded_engine import EmbeddedEngine
 
 LIMITS = Limits(context_tokens=16_384, budget_tokens=2048, kv_tokens=100_000)
 CIRCUMSTANCES = Circumstances(date="2026-01-02", version="1.2.3")

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from plait.backends.embedded.engine import EngineSettings
-from plait.backends.embedded.lower_tiers import TierSettings
 from plait.backends.profiles import Link, load_profile
-from plait.backends.profiling import tier_loads
-from plait.backends.profiling.engine_probe import EngineIdentity
-from plait.backends.profiling.fitted_profile import Circumstances, FittedProfile, fit_profile
-from plait.backends.profiling.profile_fit import Point
-from plait.backends.profiling.profile_plan import QUICK, Kind, Limits, plan
-from plait.backends.profiling.profiler import Measured
-from plait.backends.profiling.tier_loads import LinkProfiler, Loaded, fit_link, load_lengths
-from plait.backends.profiling.timed_stream import TimedStream
+from plait.lab.embedded.engine import EngineSettings
+from plait.lab.embedded.lower_tiers import TierSettings
+from plait.lab.profiling import tier_loads
+from plait.lab.profiling.engine_probe import EngineIdentity
+from plait.lab.profiling.fitted_profile import Circumstances, FittedProfile, fit_profile
+from plait.lab.profiling.profile_fit import Point
+from plait.lab.profiling.profile_plan import QUICK, Kind, Limits, plan
+from plait.lab.profiling.profiler import Measured
+from plait.lab.profiling.tier_loads import LinkProfiler, Loaded, fit_link, load_lengths
+from plait.lab.profiling.timed_stream import TimedStream
 from plait.policy.costs.tier_link import BYTES_PER_TOKEN, TierLink
-from tests.backends.profiling.embedded_engine import EmbeddedEngine
+from tests.lab.profiling.embedded_engine import EmbeddedEngine
 
 LIMITS = Limits(context_tokens=4096, budget_tokens=2048, kv_tokens=32_000)
 COSTS = load_profile("a6000-mistral-7b").cost_model()

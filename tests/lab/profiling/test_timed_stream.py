@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from plait.backends.http.connection import Response
-from plait.backends.profiling.timed_stream import TimedStream, inter_token_s, read_stream
+from plait.lab.profiling.timed_stream import TimedStream, inter_token_s, read_stream
 
 USAGE = {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 8}}
 DONE = b"data: [DONE]\n\n"

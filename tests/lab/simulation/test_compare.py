@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.backends.profiles import load_profile
 from plait.gateway.cli import parse
-from plait.gateway.commands.demo import compared
-from plait.gateway.simulation import compare
-from plait.gateway.simulation.compare import (
+from plait.lab.commands.demo import compared
+from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.simulation import compare
+from plait.lab.simulation.compare import (
     Experiment,
     Report,
     Workload,
@@ -26,7 +26,7 @@ from plait.gateway.simulation.compare import (
     simulate,
     summarise,
 )
-from plait.gateway.simulation.simulate import CallRecord
+from plait.lab.simulation.simulate import CallRecord
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.types import PlacementReason
 

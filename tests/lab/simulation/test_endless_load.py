@@ -9,8 +9,8 @@ from statistics import mean
 import msgspec
 import pytest
 
-import plait.gateway.simulation.endless_load
-from plait.gateway.simulation.endless_load import LEAST_SHARE, MOST_TURNS, EndlessLoad, send_endlessly
+import plait.lab.simulation.endless_load
+from plait.lab.simulation.endless_load import LEAST_SHARE, MOST_TURNS, EndlessLoad, send_endlessly
 from tests.gateway.membership.watched_engine import until
 from tests.waiting import WITHIN_S
 
@@ -56,8 +56,8 @@ class Gateway:
 
 
 async def test_a_late_machine_gets_fewer_calls_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plait.gateway.simulation.endless_load, "LOOK_S", 0.01)
-    monkeypatch.setattr(plait.gateway.simulation.endless_load, "LATE_S", 0.05)
+    monkeypatch.setattr(plait.lab.simulation.endless_load, "LOOK_S", 0.01)
+    monkeypatch.setattr(plait.lab.simulation.endless_load, "LATE_S", 0.05)
     gateway, said, rates = Gateway(), list[bool](), list[float]()
     pause_s = EndlessLoad.pause_s
 

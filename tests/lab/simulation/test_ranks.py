@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.backends.embedded.engine import Engine, EngineSettings, Step
-from plait.backends.embedded.lockstep import Lockstep
-from plait.backends.embedded.ranks import Ranks
 from plait.gateway.fleet.router import Router
-from plait.gateway.simulation.compare import Experiment, after_warm_up, prepare, simulate, summarise
-from plait.gateway.simulation.simulate import CallRecord, Prompt, SimulatedCall, Simulation
+from plait.lab.embedded.engine import Engine, EngineSettings, Step
+from plait.lab.embedded.lockstep import Lockstep
+from plait.lab.embedded.ranks import Ranks
+from plait.lab.simulation.compare import Experiment, after_warm_up, prepare, simulate, summarise
+from plait.lab.simulation.simulate import CallRecord, Prompt, SimulatedCall, Simulation
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.block_hash import HashChain, root_hash
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from plait.gateway.simulation.rivals import SMG_GAP, llmd, session_hash, smg
+from plait.lab.simulation.rivals import SMG_GAP, llmd, session_hash, smg
 from plait.policy.costs.situation import Situation
 from plait.policy.types import Call, PlacementReason
 from tests.policy.placement.test_policies import Engine, Past, build, call_of

@@ -8,8 +8,8 @@ from itertools import groupby, pairwise
 
 import pytest
 
-from plait.gateway.simulation.shared_prefixes import load_prefixes
-from plait.gateway.simulation.workload import THINK_S, WorkloadCall, generate_sessions
+from plait.lab.simulation.shared_prefixes import load_prefixes
+from plait.lab.simulation.workload import THINK_S, WorkloadCall, generate_sessions
 
 TURNS = 3
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from plait.backends.embedded.engine import Engine, EngineSettings
 from plait.gateway.fleet.router import Router
-from plait.gateway.simulation.simulate import CallRecord, Prompt, SimulatedCall, Simulation
+from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.simulation.simulate import CallRecord, Prompt, SimulatedCall, Simulation
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.block_hash import HashChain, root_hash
 from plait.policy.types import PlacementReason

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from plait.gateway.simulation.shared_prefixes import SharedPrefix, load_prefixes
-from plait.gateway.simulation.workload import (
+from plait.lab.simulation.shared_prefixes import SharedPrefix, load_prefixes
+from plait.lab.simulation.workload import (
     WorkloadCall,
     generate_calls,
     poisson_arrivals,

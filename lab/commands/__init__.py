@@ -1,0 +1,1 @@
+"""The subcommands of `plait` that emulate or measure."""

@@ -92,7 +92,7 @@ def id_of(scope: Scope) -> str:
     found: str | None = scope.get(ID)
     if found is None:
         given = dict(reversed(scope["headers"])).get(b"x-request-id", b"").decode("latin-1")  # the first of several
-        found = scope[ID] = given if LABEL.fits(given) else new_id()
+        found = scope[ID] = given if given and LABEL.fits(given) else new_id()
     return found
 
 

@@ -78,7 +78,7 @@ def agent_of(headers: Headers, request: Request) -> tuple[str, Agent]:
         if agent.name:
             return agent.name, agent
     for given in (request.prompt_cache_key, request.safety_identifier, request.user):
-        if LABEL.fits(given):
+        if given is not None and LABEL.fits(given):
             return given, agent
     return "", agent
 

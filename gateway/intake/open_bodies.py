@@ -80,7 +80,7 @@ class OpenBodies:
 
     def add(self, tenant: str, size: int, requests: int = 0) -> None:
         """Count `size` bytes, of new `requests`. Raises `LimitError` beyond a limit, and then counts nothing."""
-        if requests:
+        if requests and self._all_requests >= self.most_requests:
             self.check(tenant)
         held = self._bytes.get(tenant, 0) + size
         if held > self._max_tenant_bytes:

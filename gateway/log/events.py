@@ -75,7 +75,7 @@ class LineBuffer:
         share = 1.0 if urgent else COMMON_SHARE
         with self._lock:
             size_bytes = self._size_bytes + len(line)
-            if len(self) >= share * self._max_lines or size_bytes > share * self._max_bytes:
+            if len(self._lines) >= share * self._max_lines or size_bytes > share * self._max_bytes:
                 self.dropped[urgent, FULL] += 1
                 return
             self._size_bytes = size_bytes

@@ -164,15 +164,18 @@ class ServedRequest(Client, eq=False):
             if isinstance(self.body, bytes):
                 self.body = bytearray(self.body)
             self.body += piece
-        self._wake()
+        if self.woken is not None:
+            self._wake()
 
     def end_body(self) -> None:
         self.more_body = False
-        self._wake()
+        if self.woken is not None:
+            self._wake()
 
     def gone(self) -> None:
         """The client has disconnected, or was refused."""
-        self._wake()
+        if self.woken is not None:
+            self._wake()
         super().gone()
 
     @property
@@ -220,9 +223,9 @@ class ServedRequest(Client, eq=False):
         return next((value for key, value in self.scope["headers"] if key == name), b"")
 
     def _wake(self) -> None:
-        if self.woken is not None:
-            self.woken.set()
-            self.woken = None
+        assert self.woken is not None, "whoever calls this looks first: most requests await nothing"
+        self.woken.set()
+        self.woken = None
 
     # The sink.
 
@@ -318,7 +321,8 @@ class ServedRequest(Client, eq=False):
 
     def _complete(self) -> None:
         self.stage = Stage.COMPLETE
-        self._wake()
+        if self.woken is not None:
+            self._wake()
         self.line.on_answered(self)
 
     # ASGI's messages.

@@ -7,7 +7,7 @@ once the queue at the cached one costs more than computing the prefix again. See
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from math import ceil, inf
 from typing import Final
@@ -109,6 +109,11 @@ class CallToPlace:
     """What is left of the JCT, as for `ttft_s`."""
     sent_weight: float = 1.0
     """As `Overtaken.sent_weight`."""
+    is_promised: bool = field(init=False)
+    """Whether there is a TTFT or a JCT. Without one, no placement is late."""
+
+    def __post_init__(self) -> None:
+        self.is_promised = not self.ttft_s == self.jct_s == inf
 
     @classmethod
     def of(cls, call: Call, situation: Situation) -> CallToPlace:
@@ -129,7 +134,7 @@ class CallToPlace:
     def placed(
         self, engine: EngineView, cached_blocks: int, cost: DelayCost, compared: Compared | None = None
     ) -> Placement:
-        meets_slo = None if self.ttft_s == self.jct_s == inf else self.late_s(cost) == 0.0
+        meets_slo = self.late_s(cost) == 0.0 if self.is_promised else None
         return placed(
             self.call,
             engine,
@@ -172,7 +177,8 @@ def offer(asked: CallToPlace, situation: Situation, engine: EngineView) -> Offer
         evicted_s = _evicted_s(asked.call, situation, engine, cached_blocks, free_tokens)
         if evicted_s:
             cost.evicted_s = evicted_s
-    return Offer((asked.late_s(cost), cost.total_s), engine, cached_blocks, cost)
+    late_s = asked.late_s(cost) if asked.is_promised else 0.0
+    return Offer((late_s, cost.total_s), engine, cached_blocks, cost)
 
 
 def _evicted_s(call: Call, situation: Situation, engine: EngineView, cached_blocks: int, free_tokens: float) -> float:

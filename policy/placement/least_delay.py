@@ -77,9 +77,8 @@ def least_delay(call: Call, situation: Situation) -> Placement:
     else:
         repay_copies(asked, situation, offers)
         best = min(offers, key=_rank)
-    is_promised = not asked.ttft_s == asked.jct_s == inf  # without a promise no offer is late
-    cheapest = sorted(offers, key=_cost_s if is_promised else _rank)
-    if rule == "least_delay" and cheapest[0] is not best and is_promised:
+    cheapest = sorted(offers, key=_cost_s if asked.is_promised else _rank)
+    if rule == "least_delay" and cheapest[0] is not best and asked.is_promised:
         rule = "ttft"
     kept = cheapest if situation.compares_all else cheapest[:SMALL]
     if kept[0] is not best and not any(one is best for one in kept):
@@ -145,13 +144,13 @@ def repay_copies(asked: CallToPlace, situation: Situation, offers: Sequence[Offe
     if len(offers) < len(situation.engines):
         ids = {one.engine_id for one in node.holdings.values() if one.cached_blocks >= blocks - node.start_blocks}
         count = max(count, sum([engine.tiers.lowest.engine_id in ids for engine in situation.engines]))
-    lasts_s, holder_s = REPAID * (best.cost.first_token_s + best.cost.decode_s), best.cost.total_s
+    lasts_s, holder_s = REPAID * (best.cost.first_token_s + best.cost.decode_s), best.rank[1]
     uses = node.uses(situation.now_s) / USES_S * lasts_s / (count + 1)
     for one in offers:
         if one.cached_blocks < blocks:
             with_copy_s = cost_with_copy(asked, one, blocks, situation.overtaken).total_s
-            one.cost.repaid_s = uses * max(0.0, holder_s - with_copy_s)
-            one.rank = one.rank[0], one.cost.total_s
+            one.cost.repaid_s = repaid_s = uses * max(0.0, holder_s - with_copy_s)
+            one.rank = one.rank[0], one.rank[1] - repaid_s
 
 
 WORTH = 0.9

@@ -1,0 +1,13 @@
+"""What a plain chat costs, as a count that no machine changes."""
+
+from __future__ import annotations
+
+from benchmarks.plain.counts import of_a_plain_call
+
+MOST_CALLS = 346
+"""On Python 3.11, which calls most: newer ones inline comprehensions. Lower it when the count falls."""
+
+
+def test_a_plain_call_makes_no_more_python_calls() -> None:
+    """A feature that a call does not use costs it nothing."""
+    assert of_a_plain_call().calls <= MOST_CALLS

@@ -162,7 +162,7 @@ class EngineCache:
             self.unconfirmed.append((now_s, booking.leaf))
         else:
             call = booking.call  # if the engine counts the prompt differently, the answer's place is not known
-            if usage is not None and call.prompt_hash is not None and usage.prompt_tokens == call.prompt_tokens:
+            if usage is not None and call.prompt_hash is not None and usage.prompt_tokens == len(call.tokens) > 0:
                 self.answers.ended(self.view.engine_id, call.prompt_hash, call, usage.output_tokens)
             if usage is not None:
                 self.tells = usage.cached_tokens is not None
@@ -406,7 +406,7 @@ class EstimatedAnswers:
     def ended(self, engine_id: str, prompt_hash: int, call: Call, output_tokens: int) -> None:
         """A call was answered. The engine and the gateway count the same tokens in its prompt."""
         before = call.block_hashes[-1] if call.block_hashes else None
-        self.answered.add(engine_id, prompt_hash, before, call.prompt_tokens, output_tokens)
+        self.answered.add(engine_id, prompt_hash, before, call.tokens, output_tokens)
 
     def arrived(
         self, tokens: Sequence[int], hashes: Sequence[int], root: int, turn_ends: AbstractSet[int] | None
@@ -438,12 +438,12 @@ MOST_PROMPTS = 16_384
 
 @dataclass(slots=True)
 class _Answered:
-    """An answered prompt: the hash of its whole blocks (None: it has none), the number of tokens after them, and by
-    engine the tokens of prompt and answer that it has stored.
+    """An answered prompt: the hash of its whole blocks (None: it has none), the number of tokens after them, its last
+    token, and by engine the tokens of prompt and answer that it has stored.
     """
 
     before: int | None
-    rest_tokens: int
+    end: tuple[int, int]
     stored_tokens: dict[str, int] = field(default_factory=dict)
 
 
@@ -458,19 +458,25 @@ class AnsweredPrompts:
         self._block_tokens = block_tokens
         self._most_prompts = most_prompts
         self.prompts: OrderedDict[int, _Answered] = OrderedDict()
-        self._rests: dict[int | None, Counter[int]] = {}
-        """By the hash of the whole blocks: the numbers of tokens after them, with how many prompts have each."""
+        self._ends: dict[int | None, Counter[tuple[int, int]]] = {}
+        """By the hash of the whole blocks: (number of tokens after them, last token), with how many prompts have each.
 
-    def add(self, engine_id: str, prompt_hash: int, before: int | None, prompt_tokens: int, output_tokens: int) -> None:
-        """An engine has answered a prompt. The KV of the last generated token is not computed."""
+        Chats end alike, so few places of a new prompt can be the end of an answered one.
+        """
+
+    def add(
+        self, engine_id: str, prompt_hash: int, before: int | None, tokens: Sequence[int], output_tokens: int
+    ) -> None:
+        """An engine has answered the prompt of these `tokens`. The KV of the last generated token is not computed."""
         answered = self.prompts.get(prompt_hash)
         if answered is None:
-            answered = self.prompts[prompt_hash] = _Answered(before, prompt_tokens % self._block_tokens)
-            self._rests.setdefault(before, Counter())[answered.rest_tokens] += 1
+            end = len(tokens) % self._block_tokens, tokens[-1]
+            answered = self.prompts[prompt_hash] = _Answered(before, end)
+            self._ends.setdefault(before, Counter())[end] += 1
             if len(self.prompts) > self._most_prompts:
                 self._forget(next(iter(self.prompts)))
         self.prompts.move_to_end(prompt_hash)
-        answered.stored_tokens[engine_id] = prompt_tokens + max(0, output_tokens - 1)
+        answered.stored_tokens[engine_id] = len(tokens) + max(0, output_tokens - 1)
 
     def continued(
         self, tokens: Sequence[int], hashes: Sequence[int], root: int, turn_ends: AbstractSet[int] | None
@@ -483,11 +489,16 @@ class AnsweredPrompts:
         """
         for blocks in range(len(hashes), -1, -1):
             before = hashes[blocks - 1] if blocks else None
+            ends = self._ends.get(before)
+            if ends is None:
+                continue
             start = blocks * self._block_tokens
-            for rest_tokens in sorted(self._rests.get(before, ()), reverse=True):
+            first = max(0, start - 1)
+            lasts = tokens[first : min(start + self._block_tokens, len(tokens)) - 1]
+            for rest_tokens, _ in sorted(ends.keys() & enumerate(lasts, first + 1 - start), reverse=True):
                 rest = tokens[start : start + rest_tokens]
                 answered = self.prompts.get(whole_hash(rest, root if before is None else before))
-                if answered is not None and start + rest_tokens < len(tokens):
+                if answered is not None:
                     stored = answered.stored_tokens.items()
                     return blocks, {
                         engine_id: min(end, len(tokens))
@@ -505,9 +516,9 @@ class AnsweredPrompts:
 
     def _forget(self, prompt_hash: int) -> None:
         answered = self.prompts.pop(prompt_hash)
-        rests = self._rests[answered.before]
-        rests[answered.rest_tokens] -= 1
-        if not rests[answered.rest_tokens]:
-            del rests[answered.rest_tokens]
-            if not rests:
-                del self._rests[answered.before]
+        ends = self._ends[answered.before]
+        ends[answered.end] -= 1
+        if not ends[answered.end]:
+            del ends[answered.end]
+            if not ends:
+                del self._ends[answered.before]

@@ -26,7 +26,7 @@ class Chat:
         hashes = chain(prompt, 4, ROOT)
         before = hashes[-1] if hashes else None
         whole = whole_hash(prompt[4 * len(hashes) :], ROOT if before is None else before)
-        self.prompts.add(engine, whole, before, len(prompt), output_tokens)
+        self.prompts.add(engine, whole, before, prompt, output_tokens)
 
     def stored(self, prompt: list[int], turn_ends: set[int] | None = None) -> Mapping[str, int]:
         return self.continued(prompt, turn_ends)[1]
@@ -81,7 +81,7 @@ def test_the_oldest_prompts_are_forgotten() -> None:
 
 
 @given(
-    answered=st.lists(st.tuples(st.lists(st.integers(0, 1), max_size=10), st.integers(0, 5)), max_size=8),
+    answered=st.lists(st.tuples(st.lists(st.integers(0, 1), min_size=1, max_size=10), st.integers(0, 5)), max_size=8),
     prompt=st.lists(st.integers(0, 1), max_size=14),
 )
 def test_as_if_each_prompt_were_compared(answered: list[tuple[list[int], int]], prompt: list[int]) -> None:

@@ -17,7 +17,7 @@ NEXT_TURN = [*PROMPT, *ANSWER, *range(20)]
 def call(tokens: list[int]) -> Call:
     hashes = chain(tokens, 64, ROOT)
     whole = whole_hash(tokens[64 * len(hashes) :], hashes[-1] if hashes else ROOT)
-    return Call("c", "m", len(tokens), 64, hashes, prompt_hash=whole)
+    return Call("c", "m", len(tokens), 64, hashes, prompt_hash=whole, tokens=tokens)
 
 
 def answer(router: Router, tokens: list[int], usage: CallUsage) -> None:

@@ -13,6 +13,7 @@ from plait.gateway.calls.call import Attempt, Outcome
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.request_faults import RequestFaults
+from plait.gateway.fleet.comparisons import note_answer
 from plait.gateway.fleet.health import TAKES_CALLS, HealthChange
 from plait.gateway.fleet.router import Router
 from plait.gateway.membership.recovery import Recovery
@@ -53,7 +54,7 @@ class Attempts:
             outcome = unfinished if error is not None else attempt.answer.outcome or unfinished
             changes = self._leave_books(delivery, attempt, outcome, error)
         cause = None if error is None else error.cause
-        self._metrics.left_engine(attempt, outcome, cause, delivery.arrived_s, loop_time_s())
+        self._metrics.left_engine(attempt, outcome, cause, delivery.call.arrived_s, loop_time_s())
         for change in changes:
             if change is not None:
                 self._recovery.on_change(change)
@@ -71,7 +72,7 @@ class Attempts:
                 self._router.engines[attempt.engine_id].refused_fields |= delivery.refused.get(attempt.engine_id, {})
             usage = None if answer.is_corrected else answer.usage  # the prediction is better than a wrong count
             if usage is not None:
-                self._router.comparisons.answer(booking, usage, now_s)
+                note_answer(self._router.engines[booking.placement.engine_id], booking, usage, now_s)
             return (self._router.settle(booking, usage, now_s),)
         if error is None:
             refused = answer.outcome == "refused" or (outcome == "refused" and not delivery.is_told)

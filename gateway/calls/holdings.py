@@ -63,7 +63,8 @@ class Holdings:
     def _leave_doubts(self, delivery: Delivery) -> None:
         """Settle the doubts about engines that no other engine's answer has settled."""
         assert delivery.ending is not None
-        self._faults.unresolved(delivery, loop_time_s(), client_gone=delivery.ending.outcome == "client_gone")
+        if self._faults.doubts:
+            self._faults.unresolved(delivery, loop_time_s(), client_gone=delivery.ending.outcome == "client_gone")
 
     def _leave_admission(self, delivery: Delivery) -> None:
         if delivery.entry is not None:

@@ -358,7 +358,8 @@ class Relay:
     ) -> Step:
         """End the call. `engine_id` is by default that of the last attempt."""
         asked, call = delivery.asked, delivery.call
-        code, message = _shown(error or (None if outcome == "client_gone" else problem))
+        shown = error or (None if outcome == "client_gone" else problem)
+        code, message = (None, None) if shown is None else _shown(shown)
         where = delivery.latest_engine_id if engine_id is None else engine_id
         now_s, lag, gateway_s = loop_time_s(), self._router.health.lag, None
         sent_s = now_s if delivery.attempt is None else delivery.attempt.booking.sent_s
@@ -395,7 +396,7 @@ def _gateway_s(delivery: Delivery, lag: LoopLag, now_s: float) -> float | None:
     return sum(found) if found else None
 
 
-def _shown(error: BaseException | str | None) -> tuple[str | None, str | None]:
+def _shown(error: BaseException | str) -> tuple[str | None, str | None]:
     """The code and the message of the error that ended a call; None where the client got an engine's answer."""
     if isinstance(error, PlaitError):
         return error.shown_code, error.logged_message

@@ -60,7 +60,7 @@ class RequestFaults:
     def __init__(self, router: Router, on_change: Callable[[HealthChange], None]) -> None:
         self._router = router
         self._on_change = on_change
-        self._doubts: dict[Delivery, list[Doubt]] = {}
+        self.doubts: dict[Delivery, list[Doubt]] = {}
         self.undecided: dict[FleetEngine, tuple[bytes, list[Doubt]]] = {}  # of calls that have ended, one body each
         self._remembered: OrderedDict[bytes, float] = OrderedDict()
 
@@ -78,7 +78,7 @@ class RequestFaults:
         router.fail(booking, None, now_s)
         error.is_requests = self.is_own(delivery, engine.view.engine_id, said, now_s)
         if not error.is_requests:
-            self._doubts.setdefault(delivery, []).append(Doubt(engine, booking, failure, said))
+            self.doubts.setdefault(delivery, []).append(Doubt(engine, booking, failure, said))
             router.health.doubt(engine)
         return None
 
@@ -89,7 +89,7 @@ class RequestFaults:
             return False
         key = _hash(delivery) if self.undecided else b""
         earlier = [doubt for one, doubts in self.undecided.values() if one == key for doubt in doubts]
-        alike = [doubt.engine for doubt in (*self._doubts.get(delivery, ()), *earlier) if doubt.said == said]
+        alike = [doubt.engine for doubt in (*self.doubts.get(delivery, ()), *earlier) if doubt.said == said]
         others = {one.view.engine_id for one in alike if one.health.state is HealthState.UP} - {engine_id}
         if others or (alike.count(engine) >= ALIKE_BEFORE and _answers_others(engine, now_s)):
             self._remember(delivery, now_s)
@@ -101,8 +101,7 @@ class RequestFaults:
 
     def convict(self, delivery: Delivery, now_s: float) -> None:
         """Turn the call's doubts into failures of their engines."""
-        if self._doubts:
-            self._convict(self.forget(delivery), now_s)
+        self._convict(self.forget(delivery), now_s)
 
     def answered(self, delivery: Delivery, now_s: float) -> None:
         """The call has its whole answer, so engines that failed its body in earlier calls were at fault."""
@@ -137,7 +136,7 @@ class RequestFaults:
 
     def forget(self, delivery: Delivery) -> Sequence[Doubt]:
         """Drop the call's doubts, and return them."""
-        doubts = self._doubts.pop(delivery, ()) if self._doubts else ()
+        doubts = self.doubts.pop(delivery, ())
         for doubt in doubts:
             self._router.health.no_doubt(doubt.engine)
         return doubts

@@ -94,15 +94,16 @@ class Upstream:
         `on_news` is called when the response has changed or the client has room. The caller then calls
         `Exchange.advance`.
         """
-        booking, asked, link = attempt.booking, delivery.asked, self._links[attempt.engine_id]
+        booking, asked = attempt.booking, delivery.asked
         call, placement = booking.call, booking.placement
+        link = self._links[placement.engine_id]
         if call.block_hashes and not delivery.tried:  # the histogram of reuse counts a prompt once, not its retries
             self._reuse.used(call)
-        engine, age_s = self.router.engines[placement.engine_id], booking.sent_s - delivery.arrived_s
+        engine, age_s = self.router.engines[placement.engine_id], booking.sent_s - call.arrived_s
         cache, lacks = engine.cache, engine.refused_fields
         body = asked.body.for_engine(cache.kind, call, placement, age_s, asked.handle, agreement=cache.agreement)
         if (lacks or delivery.refused) and isinstance(body, bytes):
-            lacks = {**lacks, **delivery.refused.get(attempt.engine_id, {})}
+            lacks = {**lacks, **delivery.refused.get(placement.engine_id, {})}
             body = without_refused(body, asked.body.own_fields, lacks)
         headers = passed(asked.headers, link.passed.to_engines)
         headers.append((b"x-request-id", call.call_id.encode("latin-1")))
@@ -187,7 +188,7 @@ class Exchange(msgspec.Struct, eq=False):
         Raises `EngineError` if the engine is at fault, `LackError` if it lacks what another engine may have.
         """
         try:
-            if self._is_written:
+            if self._delivery.state is DeliveryState.WRITTEN:
                 pass
             elif self._stream is not None:
                 self._pass_on(self._stream)
@@ -201,11 +202,7 @@ class Exchange(msgspec.Struct, eq=False):
                 error.message = f"engine {self._attempt.engine_id} sent an unasked encoding, {encoding!r}"
             self._tell(error)
             raise
-        return self._is_written and self._sink.is_drained
-
-    @property
-    def _is_written(self) -> bool:
-        return self._delivery.state is DeliveryState.WRITTEN
+        return self._delivery.state is DeliveryState.WRITTEN and self._sink.is_drained
 
     def _read_head(self) -> None:
         """Choose by status and headers how the body is read. Raises the response's error if it failed before them."""
@@ -286,11 +283,11 @@ class Exchange(msgspec.Struct, eq=False):
 
     def _answer(self, body: bytes | bytearray) -> None:
         delivery, attempt, asked = self._delivery, self._attempt, self._delivery.asked
+        answer, engine_id = attempt.answer, attempt.engine_id
         self._is_whole()
         if self._is_unasked_stream:
-            body = asked.form.assembled(attempt.engine_id, bytes(body))
-        read = asked.form.whole(attempt.engine_id, body, asked.bounds)
-        answer = attempt.answer
+            body = asked.form.assembled(engine_id, bytes(body))
+        read = asked.form.whole(engine_id, body, asked.bounds)
         answer.usage, answer.is_corrected, failed_status, finish, mended = read
         if failed_status is not None:
             self._refuse(failed_status, bytes(body))
@@ -298,8 +295,9 @@ class Exchange(msgspec.Struct, eq=False):
         body = body if mended is None else mended
         events = None
         if delivery.call.streamed:
-            events = asked.form.as_events(attempt.engine_id, body, withhold=asked.body.withholds_usage)
-        self._upstream.faults.convict(delivery, loop_time_s())
+            events = asked.form.as_events(engine_id, body, withhold=asked.body.withholds_usage)
+        if self._upstream.faults.doubts:
+            self._upstream.faults.convict(delivery, loop_time_s())
         answer.outcome = "ok"
         answer.finish = known_finish(finish)
         if asked.text is not None:

@@ -68,10 +68,6 @@ class Comparisons:
         for engine in self._addresses[address] if several is not None else ():
             note(engine, "address", SEVERAL if several else None)
 
-    def answer(self, booking: Booking, usage: CallUsage, now_s: float) -> None:
-        """The engine has counted the tokens of an answered call."""
-        note_answer(self._engines[booking.placement.engine_id], booking, usage, now_s)
-
     def estimates(self) -> None:
         """Compare each estimated cache with what answers have told. Called about once a second."""
         for engine in self._engines.values():
@@ -132,7 +128,7 @@ def estimate_problem(cache: EngineCache) -> str | None:
 
 
 def note_answer(engine: FleetEngine, booking: Booking, usage: CallUsage, now_s: float) -> None:
-    """Compare an answer's usage with the gateway's counts: the prompt's tokens, and the cached ones."""
+    """The engine has counted the tokens of an answered call: compare the prompt's, and the cached ones."""
     call, differed = booking.call, "count" in engine.mismatches
     differs = call.prompt_tokens != usage.prompt_tokens
     if differs is not differed:

@@ -97,7 +97,7 @@ def has_let_go(made: Gateway) -> None:
     """Nothing is left of any call; a call that failed first has given back what it took for a retry."""
     assert made.relay.silent_streams._told_s == {}
     assert made.relay._objectives._deliveries == {}
-    assert made.relay._attempts._faults._doubts == {}
+    assert made.relay._attempts._faults.doubts == {}
     assert made.gate.admission.use("").running == 0
     assert made.router.retries._retrying["m"] == 0
     assert made.router.engines["a"].view.outstanding == 0

@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from plait.gateway.fleet.booking import CallUsage
-from plait.gateway.fleet.comparisons import context_mismatch, note_cached, note_count
+from plait.gateway.fleet.comparisons import context_mismatch, note_answer, note_cached, note_count
 from plait.gateway.fleet.engine import FleetEngine, degradation
 from plait.gateway.fleet.router import Router
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
@@ -48,11 +48,11 @@ def test_an_engine_that_always_counts_differently_is_told_of_once() -> None:
     with capture_logs() as logs:
         for tokens, counted, prompt_hash in ((100, 101, 1), (200, 207, 2), (300, 305, None), (300, 300, None)):
             booking = router.book(asked := call(tokens, prompt_hash), router.select(asked, 0.0), 0.0)
-            router.comparisons.answer(booking, CallUsage(counted, 5, 0), 1.0)
+            note_answer(router.engines["a"], booking, CallUsage(counted, 5, 0), 1.0)
             assert "200" in str(degradation(router.engines["a"])) or tokens == 100
     assert [entry["event"] for entry in logs] == ["engine differs"]
     booking = router.book(asked := call(50), router.select(asked, 2.0), 2.0)
-    router.comparisons.answer(booking, CallUsage(50, 5, 0), 3.0)
+    note_answer(router.engines["a"], booking, CallUsage(50, 5, 0), 3.0)
     assert degradation(router.engines["a"]) is None
 
 

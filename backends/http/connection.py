@@ -41,7 +41,9 @@ class Deadline:
 
     def move(self, delay_s: float) -> None:
         """Replaces the deadline: it is `delay_s` from now."""
-        self.move_to(self._loop.time() + delay_s)
+        self._at_s = self._loop.time() + delay_s
+        if self._at_s < self._armed_at_s:
+            self._arm()
 
     def move_to(self, at_s: float) -> None:
         """Replaces the deadline: it is at this time of the event loop."""

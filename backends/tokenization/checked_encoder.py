@@ -37,6 +37,7 @@ EDGES: Final = (
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+Given = TypeVar("Given")
 
 Encode = Callable[[Sequence[str]], "list[array[int]]"]
 """The ids of each text, without special tokens around it."""
@@ -122,13 +123,13 @@ def native_encode(files: Mapping[str, Any], *, splits_special_tokens: bool) -> N
         return None
     # Only encoding is needed: it refuses decoders and post-processors that it does not know.
     encoding = msgspec.json.encode({**files, "decoder": None, "post_processor": None}).decode()
-    tokenizer = _unless_it_fails(lambda: Tokenizer.from_json_str(encoding))
+    tokenizer = _unless_it_fails(Tokenizer.from_json_str, encoding)
     if tokenizer is None:
         return None
     encode = partial(tokenizer.encode_batch_flat, split_special_tokens=splits_special_tokens)
 
     def ids(texts: Sequence[str]) -> list[array[int]] | None:
-        found = _unless_it_fails(lambda: encode(texts))
+        found = _unless_it_fails(encode, texts)
         if found is None:
             return None
         data, offsets = found
@@ -140,10 +141,10 @@ def native_encode(files: Mapping[str, Any], *, splits_special_tokens: bool) -> N
     return ids
 
 
-def _unless_it_fails(work: Callable[[], T]) -> T | None:
+def _unless_it_fails(work: Callable[[Given], T], given: Given) -> T | None:
     """Call a library of Rust. Returns None if the library fails or panics; a panic is no `Exception`."""
     try:
-        return work()
+        return work(given)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException:  # noqa: BLE001 - whatever it raises, `tokenizers` takes its place

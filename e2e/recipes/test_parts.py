@@ -138,6 +138,11 @@ def test_a_route(tmp_path: Path) -> None:
     copy.insert("gateway/app.py", "import CallApi, CompletionApi, ForwardingApi\n", GREETING_IMPORT)
     copy.insert("gateway/app.py", "*self._new_operations().routes,\n", "*GreetingApi(self._keys).routes,\n")
     copy.insert("docs/routes.md", "/openapi.json`, `/` | here |\n", "| `GET /v1/greeting` | here |\n")
+    compared = "tests/gateway/api/test_about.py::test_the_document_has_every_route_that_answers"
+    with pytest.raises(AssertionError, match="test_the_document_has_every_route_that_answers"):
+        copy.check(compared)
+    copy.insert("gateway/api/openapi.py", '"/openapi.json": "This document",\n', '    "/v1/greeting": "A greeting",\n')
+    copy.check(compared)
     with copy.served() as url:
         assert json.loads(get(f"{url}/v1/greeting")) == {"greeting": "hello"}
 

@@ -217,8 +217,9 @@ weight: setup
 PARTS := test-3.12 test-3.13 properties coverage-policy coverage-backends coverage-gateway soak oncall-engines silent-workers \
 	costly-requests oncall-calls oncall-gateways oncall-quiet killed-gateways killed-responses damaged-stores postgresql-outages \
 	benchmark-tools generated-requests conversations vllm-1 vllm-2 vllm-3 vllm-metagpt vllm-oldest vllm-versions sglang-1 sglang-2 sglang-3 \
-	sglang-versions llamacpp release pages exact-tokens $(addprefix mission-,agents promises tenants order programs prefixes preble \
-	scheduler documents gateways unnamed ranks comparison estimates windows) margins tiers as-run vllm-estimates vllm-estimates-placed sglang-estimates
+	sglang-versions llamacpp release pages exact-tokens $(addprefix mission-,agents-a agents-b promises tenants order programs-others \
+	programs-busy-200 programs-busy-2000 programs-busy-6000 prefixes preble scheduler documents gateways unnamed ranks-sessions \
+	ranks-tools comparison estimates-sessions estimates-documents windows) margins tiers as-run vllm-estimates vllm-estimates-placed sglang-estimates
 
 # All of them, or `make nightly PARTS="soak release"`.
 nightly:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.claiming.rows import Row, rows
+from benchmarks.claiming.rows import Row, rows, with_parts
 from benchmarks.running.command import Experiment, conduct, parser
 from benchmarks.running.report import Report
 from e2e.traces import ABSENT
@@ -31,7 +31,7 @@ class NewRunner:
 
     def __call__(self, traces: Path) -> Runner:
         """The runner."""
-        return Runner(rows(quick=self.quick), traces)
+        return Runner(with_parts(rows(quick=self.quick)), traces)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +52,14 @@ class Runner:
 
 def main() -> int:
     """Run, print, write; returns 1 if a claim fails."""
-    names = list(rows(quick=True))
     made = parser(__doc__, quick="few and short runs: some minutes on two cores")
-    made.add_argument("--only", nargs="+", choices=names, default=names, metavar="ROW", help=f"of {', '.join(names)}")
+    made.add_argument("--only", nargs="+", metavar="ROW", help=f"of {', '.join(with_parts(rows(quick=False)))}")
     arguments = made.parse_args()
-    asked = {name: row for name, row in rows(quick=arguments.quick).items() if name in arguments.only}
+    whole = rows(quick=arguments.quick)
+    known = with_parts(whole)
+    if unknown := set(arguments.only or ()) - known.keys():
+        made.error(f"no rows of such names: {', '.join(sorted(unknown))}")
+    asked = {name: known[name] for name in arguments.only or whole}
     there = {name: row for name, row in asked.items() if all((arguments.traces / one).exists() for one in row.files)}
     for name in asked.keys() - there.keys():
         print(f"skipped: {name}, {ABSENT}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,13 +40,29 @@ Found = Mapping[Any, Any]
 class Row:
     """One experiment: its tasks, what makes their runner from the folder of the traces, and its claims.
 
-    It needs these `files` of that folder.
+    It needs these `files` of that folder. A row of more than five minutes names the part that a task is of; each part
+    has claims of its own.
     """
 
     tasks: Sequence[Any]
     new_runner: Callable[[Path], Callable[[Any], Any]]
     claims: Callable[[Found], Iterator[Claim]]
     files: Sequence[str] = ()
+    part_of: Callable[[Any], str] | None = None
+
+    def parts(self) -> dict[str, Row]:
+        """Rows of fewer tasks, by name, which have all tasks together."""
+        if self.part_of is None:
+            return {}
+        tasks: dict[str, list[Any]] = {}
+        for task in self.tasks:
+            tasks.setdefault(self.part_of(task), []).append(task)
+        return {part: replace(self, tasks=those) for part, those in tasks.items()}
+
+
+def with_parts(whole: Mapping[str, Row]) -> dict[str, Row]:
+    """The rows and, as `row-part`, the parts of those that have some."""
+    return {**whole, **{f"{name}-{part}": made for name, row in whole.items() for part, made in row.parts().items()}}
 
 
 def rows(*, quick: bool) -> dict[str, Row]:
@@ -126,6 +143,7 @@ def _programs(*, quick: bool) -> Row:
         sweep.Runner,
         lambda found: programs.claims(merged(found), quick=quick),
         TRACE_FILES,
+        programs.part_of,
     )
 
 
@@ -189,7 +207,11 @@ def _agents(*, quick: bool) -> Row:
     ]
     wanted = {name: wanted for name, (_, wanted) in chosen.items()}
     return Row(
-        tasks, agent_sessions.new_runner, lambda found: agent_sessions.claims([*found.values()], wanted), [AGENTS_FILE]
+        tasks,
+        agent_sessions.new_runner,
+        lambda found: agent_sessions.claims([*found.values()], wanted),
+        [AGENTS_FILE],
+        part_of=lambda task: task.name[0].lower(),  # the fleet
     )
 
 
@@ -222,14 +244,14 @@ def _ranks(*, quick: bool) -> Row:
     """Placement by data-parallel rank, against servers that balance by themselves and SMG's tree."""
     plan = ranks.QUICK if quick else ranks.Plan(ranks.CALLS, ranks.cells())
     tasks = ranks.QUICK_TASKS if quick else ranks.tasks_of(ranks.SEEDS)
-    return Row(tasks, plan, ranks.claims)
+    return Row(tasks, plan, ranks.claims, part_of=attrgetter("workload"))
 
 
 def _estimates(*, quick: bool) -> Row:
     """Engines whose caches are estimated wrongly, against a gateway that knows each hit beforehand."""
     plan = estimates.QUICK if quick else estimates.Plan(estimates.CALLS)
     tasks = estimates.QUICK_TASKS if quick else estimates.tasks_of(estimates.SEEDS)
-    return Row(tasks, plan, estimates.claims)
+    return Row(tasks, plan, estimates.claims, part_of=attrgetter("workload"))
 
 
 def _windows(*, quick: bool) -> Row:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +17,11 @@ from benchmarks.application.sweep import Point
 from benchmarks.claiming import programs
 from benchmarks.claiming.documents import document_claims
 from benchmarks.claiming.placement import placement_claims
-from benchmarks.claiming.rows import Found, Row, rows
+from benchmarks.claiming.rows import Found, Row, rows, with_parts
 from benchmarks.filling import runs as filling
 from benchmarks.placing import policy_runs as placing
 from plait.lab.simulation.claim import Claim
+from tests.source_tree import ROOT
 
 
 def test_a_quick_row_has_fewer_tasks() -> None:
@@ -28,6 +30,19 @@ def test_a_quick_row_has_fewer_tasks() -> None:
     for name, row in quick.items():
         assert 0 < len(row.tasks) <= len(full[name].tasks), name
         assert len(set(row.tasks)) == len(row.tasks), name
+
+
+def test_the_nightly_parts_run_each_task_once() -> None:
+    made = subprocess.run(["make", "--silent", "nightly-parts"], cwd=ROOT, capture_output=True, text=True, check=True)
+    named = [part.removeprefix("mission-") for part in made.stdout.split() if part.startswith("mission-")]
+    whole = rows(quick=False)
+    known = with_parts(whole)
+    ran = [task for name in named for task in known[name].tasks]
+    assert len(ran) == sum(len(row.tasks) for row in whole.values())
+    for name, row in whole.items():
+        assert set(row.tasks) == {
+            task for of in named if of == name or of.startswith(f"{name}-") for task in known[of].tasks
+        }
 
 
 def claims(found: Found) -> Iterator[Claim]:

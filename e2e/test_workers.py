@@ -72,8 +72,7 @@ def test_connections_are_spread_evenly(gateway: Server) -> None:
 
 
 def test_a_session_is_the_same_from_every_connection(gateway: Server) -> None:
-    # A worker that has just started answers 503 until it has read the store.
-    eventually(lambda: all(gateway.post("/v1/sessions", json={}).is_success for _ in range(4 * WORKERS)))
+    await_sessions(gateway)
     for number in range(6):
         session = gateway.post("/v1/sessions", json={}).json()["id"]
         made = gateway.post(CHAT, json=chat("Write", plait={"session": session, "output": "a"}))
@@ -141,6 +140,7 @@ def test_a_killed_worker_ends_only_its_own_streams_and_is_started_again(gateway:
 
 
 def test_sessions_of_a_killed_worker_are_there_once_it_is_back(gateway: Server) -> None:
+    await_sessions(gateway)
     for number in range(6):
         given = {"session_id": f"s{number}", "semantic_var_id": "v", "value": f"value {number}"}
         assert gateway.post("/v1/variables", json=given).status_code == 200
@@ -161,6 +161,11 @@ def test_workers_end_with_the_process_that_looks_after_them(gateway: Server) -> 
     eventually(lambda: not any(Path(f"/proc/{pid}").exists() for pid in left))
     gateway.start()
     gateway.wait_until_ready()
+
+
+def await_sessions(gateway: Server) -> None:
+    """Wait until no worker reads the store any more, as one does that has just begun."""
+    eventually(lambda: all(gateway.post("/v1/sessions", json={}).is_success for _ in range(4 * WORKERS)))
 
 
 def _is_whole(stream: httpx.Response) -> bool:

@@ -100,7 +100,7 @@ def part_of(task: Task) -> str:
 
 
 def claims(results: Results, *, quick: bool) -> Iterator[Claim]:
-    """Of what was run, each with the point and the other system where it holds least."""
+    """The claims of what was run, each with the point and the other system where it holds least."""
     ran = {point.case for point in results}
     for wanted in WANTED:
         values = {

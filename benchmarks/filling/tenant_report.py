@@ -20,7 +20,7 @@ MOST_LONGEST: Final = 1.1
 """Over the same figure of the contest that it is compared with (`Contest.base`)."""
 
 LEAST_KEPT: Final = 0.98
-"""Of the light tenants' TTFTs, beside a flood of JCTs."""
+"""The share of the light tenants' TTFTs, beside a flood of JCTs."""
 
 MOST_QUIET_P90: Final = 1 / 3
 """Of the p90 of quiet conversations over that of the busy one."""

@@ -47,7 +47,7 @@ class Batch:
 
     - `picks`: the tokens of each call; `started`: the waiting calls among them; `preempted`: the calls that make room.
     - `paused`: whether running decodes were left out.
-    - `arrivals_slack_s`, `arrivals_limit_s`: a call with at least this slack leaves time beyond this to others.
+    - `arrivals_slack_s`: calls with at least this slack end within `arrivals_limit_s`, since others may arrive.
     - `first_token_limit_s`: the time limit for first tokens that are due sooner. The budget's limit may be shorter.
     - `floor_tokens`: may be computed even beyond the time limit.
     - `reserve_tokens`: the part of the tokens left that is kept for other calls.
@@ -85,10 +85,15 @@ class Batch:
         return self.budget.room(self._facts.max_batch_tokens, 0, self.floor_tokens, limit_s)
 
     def _limit_s(self, candidate: Candidate) -> float | None:
-        """The time limit of the iteration for a candidate; None: the budget's."""
+        """The time limit of the iteration for a candidate; None: the budget's, whose tokens left are known."""
+        budget_s = self.budget.limit_s
         if candidate.remaining_s >= self.arrivals_slack_s:
-            return min(self.arrivals_limit_s, self.budget.limit_s)
-        return None if candidate.due_s is None or candidate.missed_slo else self.first_token_limit_s
+            limit_s = min(self.arrivals_limit_s, budget_s)
+        elif candidate.due_s is None or candidate.missed_slo:
+            return None
+        else:
+            limit_s = self.first_token_limit_s
+        return None if limit_s == budget_s else limit_s
 
     def fit(self, candidate: Candidate) -> int:
         """How many of the candidate's tokens fit.

@@ -64,7 +64,6 @@ from plait.gateway.live.signs import SeenFleet
 from plait.gateway.live.status import StatusApi, Watched
 from plait.gateway.log.events import LogCollector
 from plait.gateway.membership.engine_link import EngineLink
-from plait.gateway.membership.engine_requests import identity
 from plait.gateway.membership.engine_set import EngineSet
 from plait.gateway.membership.hub_downloads import HubDownloads
 from plait.gateway.membership.monitor import Monitor
@@ -158,8 +157,7 @@ class Gateway:
         )
 
     def _new_discovery(self) -> Discovery:
-        identify = partial(identity, upstream=self.config.upstream)
-        return Discovery(self.config.services, self.engines, self._supervisor, identify)
+        return Discovery(self.config.services, self.engines, self._supervisor)
 
     def _new_executor(self, programs: ProgramMetrics) -> Executor:
         limits, predicted_s = self.config.sessions, self.router.predicted_s

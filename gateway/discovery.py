@@ -2,7 +2,7 @@
 
 The name is looked up periodically. A new address becomes an engine; the engine of a missing address is removed when it
 has no calls. If a lookup fails or finds nothing, all engines stay: the DNS fails more often than all engines at once.
-An engine with an IPv4 and an IPv6 address is used once (`DualStack`).
+Where a name has IPv4 and IPv6 addresses, an engine may have one of each: only those of IPv4 are used.
 """
 
 from __future__ import annotations
@@ -18,33 +18,25 @@ import structlog
 from plait.backends.errors import ConflictError
 from plait.backends.http.host import addresses, is_ipv6
 from plait.gateway.config.sections import EngineConfig, ServiceConfig
-from plait.gateway.membership.dual_stack import DualStack
 from plait.gateway.membership.engine_set import EngineSet
 from plait.gateway.supervision import Supervisor
 
 Lookup = Callable[[str, int], Awaitable[Collection[str]]]
 """The addresses of a host. Raises OSError."""
 
-Identify = Callable[[EngineConfig], Awaitable[str | None]]
-"""The epoch of the engine's process. Empty: an engine without reports. None: no answer."""
-
-LEFT_OUT = "engines without the adapter do not say which IPv4 and which IPv6 address are the same engine"
+LEFT_OUT = "an engine with an IPv4 and an IPv6 address would be used as two"
 
 log = structlog.get_logger(__name__)
 
 
 class Discovery:
-    """Keeps the engines of `services` in line with DNS, until its tasks are cancelled.
-
-    `identify` returns the id (epoch) of the process at an address. Addresses with the same id belong to one engine.
-    """
+    """Keeps the engines of `services` in line with DNS, until its tasks are cancelled."""
 
     def __init__(
         self,
         services: Collection[ServiceConfig],
         engines: EngineSet,
         supervisor: Supervisor,
-        identify: Identify,
         lookup: Lookup = addresses,
     ) -> None:
         self._services = services
@@ -52,7 +44,6 @@ class Discovery:
         self._supervisor = supervisor
         self._lookup = lookup
         self._found: dict[str, dict[str, EngineConfig]] = {service.name: {} for service in services}
-        self._stacks = {service.name: DualStack(partial(_identity_at, service, identify)) for service in services}
         self._said: dict[str, str] = {}
 
     def open(self) -> None:
@@ -76,9 +67,8 @@ class Discovery:
         if not found:
             self._say(service, "the name has no address")
             return
-        known, stack = self._found[service.name], self._stacks[service.name]
-        wanted = await stack.engines(found, known)
-        self._say_what_is_left_out(service, stack.left_out)
+        known, wanted = self._found[service.name], {one for one in found if not is_ipv6(one)} or set(found)
+        self._say_what_is_left_out(service, set(found) - wanted)
         coming = [engine_at(service, address) for address in sorted(wanted - known.keys())]
         going = [known.pop(address) for address in sorted(known.keys() - wanted)]
         for address, engine in zip(sorted(wanted - known.keys()), coming, strict=True):
@@ -110,15 +100,11 @@ class Discovery:
                 "only addresses of one family are used",
                 service=service.name,
                 url=service.url,
-                used="IPv4" if is_ipv6(min(left_out)) else "IPv6",
+                used="IPv4",
                 left_out=sorted(left_out),
                 problem=LEFT_OUT,
-                hint="give the service a name that has addresses of one family, or its engines Plait's adapter",
+                hint="give the service a name that has addresses of one family",
             )
-
-
-async def _identity_at(service: ServiceConfig, identify: Identify, address: str) -> str | None:
-    return await identify(engine_at(service, address))
 
 
 def at_address(url: str, address: str) -> str:

@@ -293,8 +293,7 @@ class EngineConfig(Section, frozen=True, kw_only=True):
 class ServiceConfig(EngineConfig, frozen=True, kw_only=True):
     """One [[services]] for each DNS name that has an address for each engine, such as a headless service of Kubernetes.
     The name is looked up again and again: new addresses become engines, and the engines of addresses that are gone
-    leave. An engine that has an IPv4 and an IPv6 address is used once (docs/configuration.md). The other keys are those
-    of [[engines]].
+    leave. Where it has IPv4 and IPv6 addresses, those of IPv4 are used. The other keys are those of [[engines]].
     """
 
     url: Text

@@ -140,32 +140,6 @@ class ReportFeed:
         self._requests.__exit__()
 
 
-class _Epoch(msgspec.Struct):
-    """The part of a report that identifies the process."""
-
-    epoch: str
-
-
-_EPOCH_DECODER: Final = msgspec.msgpack.Decoder(_Epoch)
-
-NO_ROUTE: Final = frozenset((404, 405, UnsupportedError.status))
-"""The statuses of an engine without reports."""
-
-
-async def identity(engine: EngineConfig, upstream: UpstreamConfig) -> str | None:
-    """The epoch of the process at an engine's url; empty: it makes no reports. None: no answer."""
-    with EngineRequests(engine, upstream) as requests:
-        try:
-            report = await requests.get(REPORT_PATH, accept=b"application/msgpack", max_bytes=MAX_REPORT_BYTES)
-            return _EPOCH_DECODER.decode(report).epoch
-        except RefusedRequestError as error:
-            return "" if error.status in NO_ROUTE else None
-        except msgspec.DecodeError:
-            return ""
-        except EngineError:
-            return None
-
-
 class _RefusalError(msgspec.Struct):
     message: str
 

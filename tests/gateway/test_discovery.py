@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from typing import cast
-from urllib.parse import urlsplit
 
 import pytest
 from structlog.testing import capture_logs
@@ -41,17 +40,12 @@ class FakeSet:
 
 
 class Named:
-    """A name with addresses, which may not be found. Each is an engine of its own unless `epochs` says otherwise."""
+    """A name with addresses, which may not be found."""
 
     def __init__(self) -> None:
         self.addresses: set[str] = set()
-        self.epochs: dict[str, str | None] = {}
         self.fails = False
         self.lookups = 0
-
-    async def identify(self, engine: EngineConfig) -> str | None:
-        assert (engine.api_key, urlsplit(engine.url).port) == ("k", 8000)
-        return self.epochs.get(engine.name, engine.name)
 
     async def lookup(self, host: str, port: int) -> set[str]:
         assert (host, port) == ("engines", 8000)
@@ -64,7 +58,7 @@ class Named:
 @pytest.fixture
 async def parts() -> AsyncIterator[tuple[Named, FakeSet, Discovery]]:
     named, engines, supervisor = Named(), FakeSet(), Supervisor(new_registry())
-    yield named, engines, Discovery([SERVICE], cast("EngineSet", engines), supervisor, named.identify, named.lookup)
+    yield named, engines, Discovery([SERVICE], cast("EngineSet", engines), supervisor, named.lookup)
     await supervisor.close()
 
 
@@ -82,25 +76,16 @@ async def test_engines_follow_the_addresses(parts: tuple[Named, FakeSet, Discove
 
 async def test_engines_that_leave_wait_for_those_that_come(parts: tuple[Named, FakeSet, Discovery]) -> None:
     named, engines, discovery = parts
-    for found in ({"10.0.0.1"}, {"10.0.0.2", "fd00::2"}):
+    for found in ({"fd00::1"}, {"fd00::2", "fd00::3"}):
         named.addresses = found
         await discovery.look_up(SERVICE)
-    assert engines.urls == {"vllm-10.0.0.2": "http://10.0.0.2:8000", "vllm-fd00::2": "http://[fd00::2]:8000"}
-    assert engines.successors == ["vllm-10.0.0.2", "vllm-fd00::2"]
-
-
-async def test_a_name_of_both_families_is_one_engine_for_each_engine(parts: tuple[Named, FakeSet, Discovery]) -> None:
-    named, engines, discovery = parts
-    named.addresses = {"10.0.0.1", "10.0.0.2", "fd00::1", "fd00::2"}
-    named.epochs = {"vllm-10.0.0.1": "1", "vllm-fd00::1": "1", "vllm-10.0.0.2": "2", "vllm-fd00::2": "2"}
-    await discovery.look_up(SERVICE)
-    assert engines.urls.keys() == {"vllm-10.0.0.1", "vllm-10.0.0.2"}
+    assert engines.urls == {"vllm-fd00::2": "http://[fd00::2]:8000", "vllm-fd00::3": "http://[fd00::3]:8000"}
+    assert engines.successors == ["vllm-fd00::2", "vllm-fd00::3"]
 
 
 async def test_addresses_that_are_left_out_are_said_once(parts: tuple[Named, FakeSet, Discovery]) -> None:
     named, engines, discovery = parts
     named.addresses = {"10.0.0.1", "fd00::1"}
-    named.epochs = {"vllm-10.0.0.1": "", "vllm-fd00::1": ""}
     with capture_logs() as logs:
         for _ in range(2):
             await discovery.look_up(SERVICE)

@@ -340,6 +340,21 @@ def test_a_file_is_read_beside_itself(tmp_path: Path) -> None:
     assert load_config(path).model("m").tokenizer == str(tmp_path / "tok")
 
 
+@pytest.mark.parametrize("version", ["0.2.0"])
+def test_the_keys_of_an_earlier_version_are_taken(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    """Also those that its example has behind a `#`, but for a database beside the file."""
+    written = (Path(__file__).parent / f"example_of_{version}.toml").read_text()
+    whole = re.sub(r"^# (\[\[?\w+\]?\]|\w+ = .*)$", r"\1", written, flags=re.MULTILINE)
+    for name in re.findall(r"\$\{(\w+)\}", whole):
+        monkeypatch.setenv(name, name.ljust(32, "x"))
+    parsed = tomllib.loads(whole)
+    del parsed["store"]["url"]
+    with capture_logs() as logs:
+        config = parse_config(parsed, "/etc/plait/config.toml")
+    assert (len(config.engines), len(config.services), config.store.path) == (4, 1, "/var/lib/plait/sessions.db")
+    assert logs == []
+
+
 def test_the_example_fits_the_demo() -> None:
     config = load_config(EXAMPLE)
     assert [engine.url for engine in config.engines] == [f"http://127.0.0.1:{port}" for port in range(8101, 8105)]

@@ -33,6 +33,15 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 50, 1_000)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _nothing_is_proved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Native encoders prove themselves anew, whatever other processes of this machine have compared."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("plait.backends.tokenization.kept_proof.cache_folder", folder.joinpath)
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _no_logger_is_kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Else a module's logger writes where an earlier test has sent it, past `capture_logs`."""

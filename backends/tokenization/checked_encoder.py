@@ -1,8 +1,8 @@
 """Encodes texts with fastokens, which takes a tenth of the time of `tokenizers`, while both give the same ids.
 
 The engines encode with `tokenizers`, so its ids are the right ones. The native encoder is compared on probe texts at
-the start, then on the first PROVING_PROMPTS prompts, which still get the ids of `tokenizers`, and then on one prompt in
-EACH. The first difference ends its use in this process. docs/design/native-encoder.md has the reasons.
+the start, then on the first PROVING_PROMPTS prompts of the machine, which still get the ids of `tokenizers`, and then
+on one prompt in EACH. The first difference ends its use in this process. docs/design/native-encoder.md has the reasons.
 """
 
 from __future__ import annotations
@@ -19,11 +19,16 @@ from typing import Any, Final, TypeVar
 import msgspec
 import structlog
 
+from plait.backends.tokenization.kept_proof import KeptProof
+
 PROVING_PROMPTS: Final = 10_000
 """How many prompts both encode before the native encoder's ids are used."""
 
 EACH: Final = 1_000
 """Later, both encode one prompt in this many, which costs a few microseconds a prompt."""
+
+KEPT_EACH: Final = 500
+"""So many equal prompts are added to the kept proof at a time."""
 
 EDGES: Final = (
     "\0", "a\0b", " " * 5_000, "\n" * 300, "\r\n \r\n\t" * 100, "a" * 5_000, "7" * 5_000, "\u0301" * 300, "\u200d" * 40,
@@ -56,6 +61,8 @@ class CheckedEncoder:
     def __init__(self, name: str, reference: Encode, native: NativeEncode | None) -> None:
         self.equal = 0
         self.differences = 0
+        self._proof: KeptProof | None = None
+        self._proving_prompts = PROVING_PROMPTS
         self._name = name
         self._reference = reference
         self._native = native
@@ -73,7 +80,7 @@ class CheckedEncoder:
     @property
     def has_proved_itself(self) -> bool:
         """Whether the native encoder's ids are used by now."""
-        return self._native is not None and self.equal >= PROVING_PROMPTS
+        return self._native is not None and self.equal >= self._proving_prompts
 
     def probe(self, texts: Iterable[str]) -> None:
         """Compare both on each text, twice, because the native encoder may cache the ids of words."""
@@ -83,13 +90,17 @@ class CheckedEncoder:
                     self._compared(self._native([text]), [text])
         self.equal = 0
 
+    def go_on(self, proof: KeptProof) -> None:
+        """Count the prompts of earlier processes, and add those of this one."""
+        self._proof, self._proving_prompts = proof, max(0, PROVING_PROMPTS - proof.prompts())
+
     def encode(self, texts: Sequence[str]) -> list[array[int]]:
         """The ids of a prompt, or of the parts of one. Raises `CallerError` for text that is not valid Unicode."""
         native = self._native
         if native is None:
             return self._reference(texts)
         ids = native(texts)
-        if ids is not None and self.equal >= PROVING_PROMPTS and next(self._numbers) % EACH:
+        if ids is not None and self.equal >= self._proving_prompts and next(self._numbers) % EACH:
             return ids
         return self._compared(ids, texts)
 
@@ -98,9 +109,13 @@ class CheckedEncoder:
         with self._lock:
             if ids == wanted:
                 self.equal += 1
+                if self._proof is not None and not self.equal % KEPT_EACH:
+                    self._proof.add(KEPT_EACH)
             elif self._native is not None:
                 self._native = None
                 self.differences += 1
+                if self._proof is not None:
+                    self._proof.clear()
                 log.warning(
                     "native encoder given up",
                     tokenizer=self._name,

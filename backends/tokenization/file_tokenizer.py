@@ -25,6 +25,7 @@ from plait.backends.tokenization.chat_template import (
 )
 from plait.backends.tokenization.checked_encoder import CheckedEncoder, native_encode
 from plait.backends.tokenization.cuts import find_cuts
+from plait.backends.tokenization.kept_proof import KeptProof
 from plait.backends.tokenization.tokenizer import SHORT_CHARACTERS, ChatTokenizer, not_unicode
 from plait.backends.tokenization.vocabulary import ids_around, longest_token_bytes
 
@@ -51,10 +52,12 @@ class FileTokenizer(ChatTokenizer):
     def encoder(self) -> CheckedEncoder:
         """The encoder of `encode_array` and `encode_parts`, made at first use: some processes only render chats."""
         splits = self._backend.encode_special_tokens
-        native = native_encode(json.loads(self._backend.to_str()), splits_special_tokens=splits)
+        encoding = self._backend.to_str()
+        native = native_encode(json.loads(encoding), splits_special_tokens=splits)
         encoder = CheckedEncoder(self.name, self._encode_parts, native)
         if native is not None:
             encoder.probe(probe_texts(self.vocabulary(), self.added_tokens()))
+            encoder.go_on(KeptProof.of(f"{splits} {encoding}"))
         return encoder
 
     def prepare(self) -> None:

@@ -5,7 +5,6 @@ See docs/design/offered-tokenizers.md.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
@@ -101,17 +100,11 @@ class BoundedTemplates(HuggingFaceTokenizer):
         self._worker.close()
 
 
-KEPT: Final = "plait/tokenizers"
-"""Below the user's cache folder, which XDG_CACHE_HOME names."""
+KEPT: Final = "tokenizers"
+"""The folder of kept tokenizers."""
 
 PARTS: Final = ("vocabulary", "ids", "prompt_ids", "chats")
 """The digests of a fingerprint. Its name is not compared."""
-
-
-def cache_folder() -> Path:
-    """Where offered tokenizers are kept."""
-    named = os.environ.get("XDG_CACHE_HOME")
-    return (Path(named) if named else Path.home() / ".cache") / KEPT
 
 
 def load_offered(

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from plait.backends.protocol.tokenizer_fingerprint import TokenizerFingerprint
+from plait.backends.tokenization.cache_folder import cache_folder
 from plait.backends.tokenization.chat_template import read_template
 from plait.backends.tokenization.file_tokenizer import HuggingFaceTokenizer
 from plait.backends.tokenization.loading import AUTO, is_to_be_downloaded, load_tokenizer
-from plait.backends.tokenization.offered_tokenizer import BoundedTemplates, cache_folder
+from plait.backends.tokenization.offered_tokenizer import KEPT, BoundedTemplates
 from plait.backends.tokenization.prompt_encoder import PartCache, PromptEncoder
 from plait.backends.tokenization.template_worker import TemplateWorker
 from plait.backends.tokenization.tokenizer import Tokenizer
@@ -133,7 +134,7 @@ class ModelTokenizers:
         The cache folder has tokenizers that engines offered. Their chat templates run in a process with limits.
         """
         folder, trusts = Path(model.tokenizer), self._config.server.trust_engine_templates
-        if folder.parent == cache_folder() and model.chat_template is None and not trusts:
+        if folder.parent == cache_folder(KEPT) and model.chat_template is None and not trusts:
             return BoundedTemplates(model.tokenizer, folder)
         return load_tokenizer(model.tokenizer, chat_template=model.chat_template)
 

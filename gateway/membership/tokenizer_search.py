@@ -25,9 +25,10 @@ import structlog
 from plait.backends.errors import EngineError, EngineGarbledError, PlaitError
 from plait.backends.protocol.tokenizer_files import MAX_BYTES, PATH, TokenizerFiles
 from plait.backends.protocol.tokenizer_fingerprint import TEXTS, TokenizerFingerprint, fingerprint
+from plait.backends.tokenization.cache_folder import cache_folder
 from plait.backends.tokenization.file_tokenizer import FileTokenizer
 from plait.backends.tokenization.hub import hub_folder, is_hub_name
-from plait.backends.tokenization.offered_tokenizer import cache_folder, content_name, load_offered
+from plait.backends.tokenization.offered_tokenizer import KEPT, content_name, load_offered
 from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.gateway.config.sections import Config
 from plait.gateway.fleet.health import Offer
@@ -77,7 +78,7 @@ class TokenizerSearch:
         """The search of a configuration."""
         given = {model.name for model in config.models} | {name for one in config.engines for name in one.models}
         trusts_templates = config.server.trust_engine_templates
-        return cls(learner, cache_folder(), given, downloads, trusts_templates=trusts_templates)
+        return cls(learner, cache_folder(KEPT), given, downloads, trusts_templates=trusts_templates)
 
     async def prepare(self, engine_id: str, requests: EngineRequests, roots: Mapping[str, str | None]) -> bool:
         """Search the missing tokenizers of an engine's base models, once until the engine is `lost`.

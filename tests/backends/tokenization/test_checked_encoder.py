@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,12 +18,14 @@ from tokenizers import AddedToken
 from plait.backends.errors import CallerError
 from plait.backends.tokenization.checked_encoder import (
     EACH,
+    KEPT_EACH,
     PROVING_PROMPTS,
     CheckedEncoder,
     NativeEncode,
     native_encode,
 )
 from plait.backends.tokenization.file_tokenizer import EmbeddedTokenizer
+from plait.backends.tokenization.kept_proof import KeptProof
 from plait.backends.tokenization.prompt_encoder import PartCache, PromptEncoder
 from tests.backends.tokenization.prompts import KINDS, prompts
 from tests.backends.tokenization.trained import VARIANTS, Files, files_of, raw, with_added
@@ -137,6 +140,42 @@ def test_parts_from_before_a_difference_are_not_used() -> None:
     tokenizer.encoder.differences += 1
     turns()
     assert encoder.cache.held_bytes > known
+
+
+def test_another_process_goes_on_with_what_is_proved(tmp_path: Path) -> None:
+    proof = KeptProof(tmp_path / "proved" / "t")
+    for _ in range(2):
+        ways = Ways()
+        ways_encoder = ways.encoder()
+        ways_encoder.go_on(proof)
+        for _ in range(PROVING_PROMPTS // 2 + KEPT_EACH - 1):
+            ways_encoder.encode(["a"])
+    assert next(ways.reference) == PROVING_PROMPTS // 2, "the second process proves the other half"
+    assert (proof.prompts(), ways_encoder.has_proved_itself) == (PROVING_PROMPTS, True)
+
+
+def test_a_difference_ends_what_is_kept(tmp_path: Path) -> None:
+    proof, encoder = KeptProof(tmp_path / "t"), Ways(wrong_at=EACH - 1).encoder()
+    proof.add(PROVING_PROMPTS)
+    encoder.go_on(proof)
+    for _ in range(EACH - 1):
+        encoder.encode(["a"])
+    assert (encoder.is_native, proof.prompts()) == (True, PROVING_PROMPTS)
+    encoder.encode(["a"])
+    assert (encoder.is_native, proof.prompts()) == (False, 0)
+
+
+@pytest.mark.parametrize("written", ["", "many", "-5"])
+def test_a_file_that_has_no_count_proves_nothing(tmp_path: Path, written: str) -> None:
+    (tmp_path / "t").write_text(written)
+    assert KeptProof(tmp_path / "t").prompts() == 0
+
+
+def test_a_folder_that_cannot_be_written_is_no_problem(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    proof = KeptProof(tmp_path / "file" / "t")
+    proof.add(1)
+    assert proof.prompts() == 0
 
 
 def of(variant: str, **changes: Any) -> Files:

@@ -206,10 +206,17 @@ def _within(value: object, limit: int) -> int | None:
 
 
 _USAGE_KEY = b'"usage":'
+_NO_USAGE = b'"usage":null'
 _ERROR = b'"error"'  # the key, or the value of `object`; in a text, its quotes are escaped
 _DONE = b"[DONE]"
 _FINISH_KEY = b'"finish_reason":'
 _UNFINISHED = b'"finish_reason":null'
+
+_PLAIN_TEXT = re.compile(rb'\A(data: \{[^\n]*?"(?:content|text)":")[^"\\\n]*("[^\n]*\}\n\n)\Z')
+"""An event with a text that has nothing escaped: what is before the text, and what is behind it."""
+
+_PLAIN_EVENTS = 8
+"""So many events of a stream are looked at for one that others differ from in their texts only."""
 
 MAX_EVENT_BYTES = 16 * 2**20
 """The longest event that is read. Log probabilities of a long prompt come as one event of some megabytes."""
@@ -340,6 +347,25 @@ class CompletionStream(EventStream):
         self._begun: set[int] = set()  # choices, if there may be several
         self._ended: dict[int, str] = {}
         self.is_done = False
+        self._plain: tuple[bytes, bytes] | None = None
+        """What is before and behind the text of a plain event."""
+        self._looks = _PLAIN_EVENTS if choices == 1 else 0
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Take a chunk as any stream does, but pass on what differs from a plain event only in its text."""
+        if self._plain is not None and not self._pieces:
+            head, rest = self._plain
+            if chunk.startswith(head) and chunk.endswith(rest):
+                text = chunk[len(head) : len(chunk) - len(rest)]
+                if text.find(b'"') < 0 and text.find(b"\\") < 0 and text.find(b"\xed") < 0:  # else maybe half a pair
+                    return chunk
+        events = super().feed(chunk)
+        if self._looks and events == chunk:
+            self._looks -= 1
+            plain = _PLAIN_TEXT.match(chunk)
+            if plain is not None and not self._says_more(chunk):
+                self._plain = plain[1], plain[2]
+        return events
 
     @property
     def problem(self) -> EngineError | str | None:
@@ -354,7 +380,9 @@ class CompletionStream(EventStream):
         return failed
 
     def _says_more(self, events: bytes) -> bool:
-        if _USAGE_KEY in events or _DONE in events or _ERROR in events or self._choices > 1:
+        if self._choices > 1 or events.find(_DONE) >= 0 or events.find(_ERROR) >= 0:  # `in` raises and catches an error
+            return True
+        if events.count(_USAGE_KEY) != events.count(_NO_USAGE):
             return True
         return events.count(_FINISH_KEY) != events.count(_UNFINISHED)
 

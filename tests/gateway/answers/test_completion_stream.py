@@ -243,3 +243,46 @@ def test_an_error_at_the_top_level_becomes_one_that_sdks_know() -> None:
     error = {"message": "too long", "type": "BadRequestError", "param": None, "code": 400}
     assert json.loads(out.removeprefix(b"data: ")) == {"error": error}
     assert (tap.error, tap.end()) == ("too long", b"")
+
+
+def compact(text: str, key: str, **more: Any) -> bytes:
+    delta = {"delta": {"content": text}} if key == "content" else {"text": text}
+    body = {"id": "x", "choices": [{"index": 0, **delta, "finish_reason": None, **more}], "usage": None}
+    return b"data: %b\n\n" % json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+PIECES = st.sampled_from(
+    ("a", " word", "", 'a "quoted" word', "\\", "\n", "ü", "퟿", '"},"finish_reason":"stop"', "[DONE]", "data:")
+)
+
+
+@given(
+    st.lists(st.tuples(PIECES, st.sampled_from((None, None, None, "stop"))), max_size=12),
+    st.sampled_from(("content", "text")),
+)
+def test_events_that_differ_in_their_texts_are_read_as_if_each_was_looked_at(
+    events: list[tuple[str, str | None]], key: str
+) -> None:
+    chunks = [compact(text, key, finish_reason=finish) for text, finish in events]
+    chunks += [b"data: " + json.dumps({"choices": [], "usage": USAGE}).encode() + b"\n\n", DONE]
+    quick, whole = (CompletionStream("a", withhold=True) for _ in range(2))
+    whole._looks = 0
+    assert [quick.feed(chunk) for chunk in chunks] == [whole.feed(chunk) for chunk in chunks]
+    for tap in (quick, whole):
+        tap.end()
+    assert (quick.usage, quick.finish, str(quick.problem)) == (whole.usage, whole.finish, str(whole.problem))
+    assert quick.usage == READ
+
+
+def test_events_after_a_plain_one_are_passed_on_without_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    tap, looks = CompletionStream("a", withhold=True), list[bytes]()
+
+    def says_more(events: bytes) -> bool:
+        looks.append(events)
+        return False
+
+    monkeypatch.setattr(tap, "_says_more", says_more)
+    for number in range(50):
+        event = compact(f" word {number}", "content")
+        assert tap.feed(event) is event
+    assert len(looks) == 2

@@ -39,7 +39,11 @@ class Attempts:
         self._max_attempts = max_attempts
 
     def close(
-        self, delivery: Delivery, attempt: Attempt, unfinished: Outcome, error: EngineError | None = None
+        self,
+        delivery: Delivery,
+        attempt: Attempt,
+        unfinished: Outcome = "client_gone",
+        error: EngineError | None = None,
     ) -> Outcome:
         """End the exchange, and settle, release or fail the booking.
 

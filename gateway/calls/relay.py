@@ -179,20 +179,25 @@ class Relay:
         while following is not None:
             try:
                 following = following(delivery)
-            except LackError as lack:
-                following = partial(self._lacking, lack)
-            except EngineError as error:
-                # A traceback holds the answer so far. The call keeps the error, so the two would be a reference cycle.
-                following = partial(self._failed, error.with_traceback(None))
-            except Exception as error:  # noqa: BLE001 - a refusal by admission or the sink, or a defect: the call ends
-                following = partial(self._broken, error)
+            except Exception as error:  # noqa: BLE001 - an engine's failure, a refusal, or a defect: the next event
+                following = self._after(error)
         if delivery.state is DeliveryState.ENDED:
             tell(delivery)
+
+    def _after(self, error: Exception) -> Step:
+        """The step that follows an error."""
+        if isinstance(error, LackError):
+            return partial(self._lacking, error)
+        if isinstance(error, EngineError):
+            # A traceback holds the answer so far. The call keeps the error, so the two would be a reference cycle.
+            return partial(self._failed, error.with_traceback(None))
+        return partial(self._broken, error)
 
     def _resumed(self, error: BaseException | None, delivery: Delivery) -> Step | None:
         """Admission has let a waiting call through, or has failed it with `error`."""
         if error is not None:
-            raise error
+            assert isinstance(error, Exception)
+            return self._after(error)
         assert delivery.entry is not None
         assert delivery.entry.waiting.booking is not None
         return partial(self._send, delivery.entry.waiting.booking)
@@ -204,7 +209,7 @@ class Relay:
             return None
         if not attempt.exchange.advance() or not attempt.is_open:
             return None
-        answer, outcome = attempt.answer, self._attempts.close(delivery, attempt, "client_gone")
+        answer, outcome = attempt.answer, self._attempts.close(delivery, attempt)
         return self._end(delivery, outcome, answer.status, problem=answer.problem)
 
     def _lacking(self, lack: LackError, delivery: Delivery) -> Step | None:
@@ -260,7 +265,7 @@ class Relay:
         """The sink takes no more of the answer."""
         if delivery.for_client and delivery.attempt is not None:  # `deliver` raises this error to the client
             delivery.attempt.answer.status = error.status
-        raise error
+        return self._after(error)
 
     def _gone(self, delivery: Delivery) -> Step | None:
         """The client has gone, or the gateway stops."""
@@ -268,7 +273,7 @@ class Relay:
         unfinished: Outcome = "client_gone" if error is None else "refused"
         if attempt is not None and attempt.is_open:
             is_told, answer = delivery.is_told, attempt.answer
-            outcome = self._attempts.close(delivery, attempt, "client_gone")
+            outcome = self._attempts.close(delivery, attempt)
             if outcome != "client_gone":
                 return self._end(delivery, outcome, CLIENT_CLOSED, problem=answer.problem)
             status = CLIENT_CLOSED if error is None else answer.status if is_told else error.status

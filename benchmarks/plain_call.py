@@ -1,7 +1,7 @@
 """What a plain call costs the gateway in CPU time, in one checkout or several: `python -m benchmarks plain_call`.
 
 `[--checkout FOLDER ...]` compares gateways of other checkouts, which use the packages of this environment. Each gateway
-is a process, as is the engine, which answers from memory. The gateways take turns. The clients keep their connections.
+is a process, as is each engine, which answers from memory. The gateways take turns. The clients keep their connections.
 The minimum is the figure to compare: other processes can only add to it.
 """
 
@@ -87,17 +87,19 @@ def main() -> int:
     parser = timed_parser(__doc__, rounds=7)
     parser.add_argument("--checkout", type=Path, action="append", default=[], help="another one; the first is the base")
     parser.add_argument("--calls", type=int, default=400, help="of each shape in a round (default: %(default)s)")
+    parser.add_argument("--engines", type=int, default=4, help="of each gateway (default: %(default)s)")
     parser.add_argument("--only", default="", metavar="TEXT", help="the shapes whose name contains this")
     parser.add_argument("--log-level", default="info", help="of the gateways (default: %(default)s)")
     arguments = parser.parse_args()
     shapes = [shape for shape in SHAPES if arguments.only in shape.name]
     checkouts = [*(path.resolve() for path in arguments.checkout), HERE]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        port = free_port()
-        engine = [sys.executable, "-m", "benchmarks.plain.answering_engine", str(port)]
-        stack.enter_context(_process(engine, HERE, Path(folder) / "engine.log"))
+        ports = [free_port() for _ in range(arguments.engines)]
+        for port in ports:
+            engine = [sys.executable, "-m", "benchmarks.plain.answering_engine", str(port)]
+            stack.enter_context(_process(engine, HERE, Path(folder) / f"engine-{port}.log"))
         gateways = [
-            stack.enter_context(_gateway(path, port, arguments.log_level, Path(folder) / f"{number}"))
+            stack.enter_context(_gateway(path, ports, arguments.log_level, Path(folder) / f"{number}"))
             for number, path in enumerate(checkouts)
         ]
         times = uvloop.run(_measure(gateways, shapes, arguments.rounds, arguments.calls))
@@ -152,12 +154,12 @@ def _line(shape: Shape, times: Sequence[Sequence[float]]) -> str:
 
 
 @contextmanager
-def _gateway(checkout: Path, engine_port: int, level: str, folder: Path) -> Iterator[Gateway]:
+def _gateway(checkout: Path, engine_ports: Sequence[int], level: str, folder: Path) -> Iterator[Gateway]:
     folder.mkdir()
     port, config = free_port(), folder / "plait.toml"
     config.write_text(
         f'[server]\nport = {port}\n[log]\nlevel = "{level}"\nformat = "json"\n[[models]]\nname = "{MODEL}"\n'
-        f'[[engines]]\nname = "engine"\nurl = "http://127.0.0.1:{engine_port}"\n'
+        + "".join(f'[[engines]]\nurl = "http://127.0.0.1:{engine_port}"\n' for engine_port in engine_ports)
     )
     command = [sys.executable, "-m", "plait.gateway.cli", "serve", "--config", str(config)]
     with _process(command, checkout, folder / "gateway.log") as process:

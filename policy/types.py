@@ -202,14 +202,8 @@ class Compared(NamedTuple):
     """The engines whose cost is known."""
     engines: int = 0
     """How many engines were eligible."""
-
-    def next_best(self, engine_id: str) -> ComparedEngine | None:
-        """The cheapest candidate other than this engine; None if there is none."""
-        best = None
-        for one in self.candidates:
-            if one.engine.engine_id != engine_id and (best is None or one.rank[1] < best.rank[1]):
-                best = one
-        return best
+    next_best: ComparedEngine | None = None
+    """The cheapest candidate other than the chosen one; None if there is none."""
 
 
 class Margin(NamedTuple):
@@ -260,7 +254,7 @@ class Placement(NamedTuple):
         if cost is None:
             return NO_MARGIN
         cost_s = cost.total_s
-        following = None if compared is None else compared.next_best(self.engine_id)
+        following = None if compared is None else compared.next_best
         if following is None:
             return Margin(cost_s)
         return Margin(cost_s, following.rank[1] - cost_s, following.engine.engine_id)

@@ -75,7 +75,7 @@ class Recorder:
             return least_delay(call, situation)
         found = least_delay(call, situation)
         assert found.compared is not None
-        other = found.compared.next_best(found.engine_id)
+        other = found.compared.next_best
         assert other is not None
         assert isinstance(found.cost, DelayCost)
         assert isinstance(other.cost, DelayCost)

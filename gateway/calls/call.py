@@ -14,7 +14,7 @@ from plait.gateway.asgi import Headers, Nowhere, Sink
 from plait.gateway.calls.outgoing import EngineBody
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.intake.agents import NOBODY, Agent
-from plait.policy.types import Call, Margin
+from plait.policy.types import Call
 
 CLIENT_CLOSED: Final = 499
 """The status of a call whose client disconnected before the answer (nginx's code)."""
@@ -184,16 +184,9 @@ class Attempt(msgspec.Struct, eq=False):
     is_open: bool = True
     """Whether the booking is not yet settled, released or failed."""
 
-    margin: Margin | None = None
-    """How much dearer the next-cheapest engine is. None until `find_margin` has been called."""
-
     @property
     def engine_id(self) -> str:
         return self.booking.placement.engine_id
-
-    def find_margin(self) -> Margin:
-        found = self.margin = self.booking.placement.margin()
-        return found
 
 
 class Ending(msgspec.Struct, frozen=True, eq=False):

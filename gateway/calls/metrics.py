@@ -272,7 +272,7 @@ class CallMetrics:
             self._count_waits(model, delivery)
         if attempt is None:
             return
-        margin = attempt.margin or attempt.find_margin()
+        margin = attempt.booking.placement.margin()
         if margin.next_engine is not None and margin.margin_s is not None:
             mine.compared.value += 1
             # Negative if the call's times or its group decided against the cheapest engine. A counter never falls.

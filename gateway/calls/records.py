@@ -108,7 +108,7 @@ class CallLog:
         booking = None if attempt is None else attempt.booking
         placement = None if booking is None else booking.placement
         first_s = None if booking is None else booking.first_token_s
-        margin = NO_MARGIN if attempt is None else attempt.margin or attempt.find_margin()
+        margin = NO_MARGIN if placement is None else placement.margin()
         tpot_s = None  # stays None if the first token was not timed
         if usage is not None and first_s is not None and usage.output_tokens > 1:
             tpot_s = round((now_s - first_s) / (usage.output_tokens - 1), 5)

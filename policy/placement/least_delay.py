@@ -80,10 +80,11 @@ def least_delay(call: Call, situation: Situation) -> Placement:
     cheapest = sorted(offers, key=_cost_s if asked.is_promised else _rank)
     if rule == "least_delay" and cheapest[0] is not best and asked.is_promised:
         rule = "ttft"
+    following = cheapest[1] if cheapest[0] is best and len(cheapest) > 1 else cheapest[0]
     kept = cheapest if situation.compares_all else cheapest[:SMALL]
     if kept[0] is not best and not any(one is best for one in kept):
         kept.append(best)
-    compared = Compared(rule, kept, len(situation.engines))
+    compared = Compared(rule, kept, len(situation.engines), None if following is best else following)
     return asked.placed(best.engine, best.cached_blocks, best.cost, compared)
 
 

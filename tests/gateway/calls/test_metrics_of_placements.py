@@ -109,8 +109,12 @@ def test_the_margins_of_calls_add_up_and_none_counts_below_zero() -> None:
     assert counted == [{'model="m"}': 1}, {'model="m"}': pytest.approx(margin.margin_s)}]
     assert margin.margin_s > 0
 
-    dearer = compared.next_best(placement.engine_id)
+    dearer = compared.next_best
     assert dearer is not None
-    metrics.ended(ended(CALL, attempt(router, placement._replace(engine_id=dearer.engine.engine_id, cost=dearer.cost))))
+    cheaper = next(one for one in compared.candidates if one is not dearer)
+    chosen = placement._replace(
+        engine_id=dearer.engine.engine_id, cost=dearer.cost, compared=compared._replace(next_best=cheaper)
+    )
+    metrics.ended(ended(CALL, attempt(router, chosen)))
     counted = [of(registry, f"plait_{name}_total") for name in ("compared_calls", "margin_seconds")]
     assert counted == [{'model="m"}': 2}, {'model="m"}': pytest.approx(margin.margin_s)}]

@@ -95,7 +95,7 @@ def check(compared: Compared, found: Placement, offers: Mapping[str, ComparedEng
         assert sum(cost.weighted_s().values()) == pytest.approx(cost.total_s, abs=1e-9)
         assert cost.total_s == pytest.approx(costs_s[engine_id], abs=1e-9)
     assert costs_s[found.engine_id] == pytest.approx(min(costs_s.values())) or compared.rule in {"ttft", "group"}
-    runner_up = compared.next_best(found.engine_id)
+    runner_up = compared.next_best
     others = [cost_s for engine_id, cost_s in costs_s.items() if engine_id != found.engine_id]
     assert (runner_up is None) is (not others)
     assert runner_up is None or runner_up.cost.total_s == pytest.approx(min(others))

@@ -9,6 +9,7 @@ from plait.backends.errors import ModelNotFoundError, NoEngineError
 from plait.backends.protocol.cache_state import SchedulerState
 from plait.gateway.fleet.booking import Booking, BookingState, BookingTransitionError, CallUsage
 from plait.gateway.fleet.router import EngineBusyError, Router
+from plait.policy.placement.policies import POLICIES
 from plait.policy.types import PlacementReason
 from tests.gateway.fleet.lettered_prompts import COSTS, cached, call, new_router, report
 
@@ -60,7 +61,7 @@ def test_a_model_of_an_engine_that_has_not_answered_may_come() -> None:
         router.models.check("n")
 
 
-@pytest.mark.parametrize("policy", ["plait", "e2", "round_robin", "least_outstanding"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_call_goes_only_where_its_model_is(policy: str) -> None:
     router = new_router("a", "b", "c", policy=policy)
     router.health.answered("b", {"m": None, "n": None})
@@ -78,7 +79,7 @@ def test_a_call_goes_only_where_its_model_is(policy: str) -> None:
     assert (router.models.serving("n"), router.select(call("q", "n"), 0.0).engine_id) == (1, "c")
 
 
-@pytest.mark.parametrize("policy", ["plait", "e2", "round_robin", "least_outstanding"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_call_avoids_engines_while_there_are_others(policy: str) -> None:
     router = new_router("a", "b", "c", policy=policy)
     router.report("a", report("prefix", snapshot=True), 1.0)
@@ -89,7 +90,7 @@ def test_a_call_avoids_engines_while_there_are_others(policy: str) -> None:
     assert router.select(call("prefix!"), 0.0, avoid={"a", "b", "c"}).engine_id in router.engines
 
 
-@pytest.mark.parametrize("policy", ["plait", "e2", "round_robin", "least_outstanding"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_call_that_continues_another_goes_where_that_ran(policy: str) -> None:
     router = new_router("a", "b", "c", policy=policy)
     router.report("a", report("prefix", snapshot=True), 1.0)
@@ -99,7 +100,7 @@ def test_a_call_that_continues_another_goes_where_that_ran(policy: str) -> None:
         assert (placement.cached_tokens, placement.missed_tokens) == (cached_tokens, 7 * 64 + 1 - cached_tokens)
 
 
-@pytest.mark.parametrize("policy", ["plait", "e2", "round_robin", "least_outstanding"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_where_it_cannot_continue_the_policy_says_why_it_goes_elsewhere(policy: str) -> None:
     router = new_router("a", "b", policy=policy)
     router.health.unreachable("b")
@@ -131,7 +132,7 @@ def test_a_models_context_is_the_longest_offered_if_all_say_so() -> None:
 # Engines that come and go.
 
 
-@pytest.mark.parametrize("policy", ["plait", "e2", "round_robin", "least_outstanding"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_a_draining_engine_gets_no_call_not_even_one_that_continues(policy: str) -> None:
     router = new_router("a", "b", policy=policy)
     router.report("a", report("prefix", snapshot=True), 1.0)

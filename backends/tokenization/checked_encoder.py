@@ -91,7 +91,7 @@ class CheckedEncoder:
         self.equal = 0
 
     def go_on(self, proof: KeptProof) -> None:
-        """Count the prompts of earlier processes, and add those of this one."""
+        """Count the prompts of other processes, and add those of this one."""
         self._proof, self._proving_prompts = proof, max(0, PROVING_PROMPTS - proof.prompts())
 
     def encode(self, texts: Sequence[str]) -> list[array[int]]:
@@ -110,7 +110,8 @@ class CheckedEncoder:
             if ids == wanted:
                 self.equal += 1
                 if self._proof is not None and not self.equal % KEPT_EACH:
-                    self._proof.add(KEPT_EACH)
+                    left = max(0, PROVING_PROMPTS - self._proof.add(KEPT_EACH))  # all, where nothing can be written
+                    self._proving_prompts = min(self._proving_prompts, self.equal + left)
             elif self._native is not None:
                 self._native = None
                 self.differences += 1

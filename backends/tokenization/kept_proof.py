@@ -38,9 +38,11 @@ class KeptProof:
             return max(0, int(self._file.read_text()))
         return 0
 
-    def add(self, prompts: int) -> None:
-        """Count so many more. What other processes add in the same instant may be lost."""
-        self._write(self.prompts() + prompts)
+    def add(self, prompts: int) -> int:
+        """Count so many more, and return the sum. What other processes add in the same instant may be lost."""
+        total = self.prompts() + prompts
+        self._write(total)
+        return total
 
     def clear(self) -> None:
         self._write(0)

@@ -154,6 +154,18 @@ def test_another_process_goes_on_with_what_is_proved(tmp_path: Path) -> None:
     assert (proof.prompts(), ways_encoder.has_proved_itself) == (PROVING_PROMPTS, True)
 
 
+def test_workers_prove_together(tmp_path: Path) -> None:
+    workers = [(ways, ways.encoder()) for ways in (Ways(), Ways())]
+    for _, encoder in workers:
+        encoder.go_on(KeptProof(tmp_path / "t"))
+    for _ in range(PROVING_PROMPTS):
+        for _, encoder in workers:
+            encoder.encode(["a"])
+    for ways, encoder in workers:
+        assert encoder.has_proved_itself
+        assert next(ways.reference) <= PROVING_PROMPTS // 2 + KEPT_EACH + PROVING_PROMPTS // EACH
+
+
 def test_a_difference_ends_what_is_kept(tmp_path: Path) -> None:
     proof, encoder = KeptProof(tmp_path / "t"), Ways(wrong_at=EACH - 1).encoder()
     proof.add(PROVING_PROMPTS)
@@ -173,9 +185,11 @@ def test_a_file_that_has_no_count_proves_nothing(tmp_path: Path, written: str) -
 
 def test_a_folder_that_cannot_be_written_is_no_problem(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    proof = KeptProof(tmp_path / "file" / "t")
-    proof.add(1)
-    assert proof.prompts() == 0
+    proof, encoder = KeptProof(tmp_path / "file" / "t"), Ways().encoder()
+    encoder.go_on(proof)
+    for _ in range(PROVING_PROMPTS):
+        encoder.encode(["a"])
+    assert (encoder.has_proved_itself, proof.prompts()) == (True, 0)
 
 
 def of(variant: str, **changes: Any) -> Files:

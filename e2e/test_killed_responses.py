@@ -27,8 +27,8 @@ A_ROUND = 20
 
 TOKENS = 200
 ENDED = {"completed", "incomplete", "failed", "cancelled"}
-AGAIN = (openai.APIConnectionError, openai.InternalServerError)
-"""What a client asks again after: no answer, and every 503."""
+AGAIN = (openai.APIConnectionError, openai.InternalServerError, openai.RateLimitError)
+"""What a client asks again after: no answer, every 503, and 429 of a gateway that is busy."""
 
 T = TypeVar("T")
 

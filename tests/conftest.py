@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,21 +26,15 @@ settings.register_profile(
 )
 settings.load_profile("plait")
 
+# Native encoders prove themselves anew, whatever other processes have compared. Some are loaded before the first test.
+pytest.MonkeyPatch().setattr("plait.backends.tokenization.kept_proof.cache_folder", Path(os.devnull).joinpath)
+
 
 def pytest_collection_finish() -> None:
     """What is loaded by now stays, and garbage of single tests is small: collections took a fifth of the time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 1_000)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _nothing_is_proved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Native encoders prove themselves anew, whatever other processes of this machine have compared."""
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("plait.backends.tokenization.kept_proof.cache_folder", folder.joinpath)
-        yield
 
 
 @pytest.fixture(autouse=True)

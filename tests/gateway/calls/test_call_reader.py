@@ -12,7 +12,7 @@ import pytest
 
 from plait.backends.errors import ContextLengthError
 from plait.backends.protocol.openai import ChatRequest, parse_request
-from plait.backends.tokenization.checked_encoder import PROVING_PROMPTS
+from plait.backends.tokenization.checked_encoder import PROVING_PROMPTS, CheckedEncoder
 from plait.backends.tokenization.file_tokenizer import FileTokenizer
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.tokenizer import SHORT_CHARACTERS
@@ -42,6 +42,13 @@ class Chat:
         config = Config(models=(ModelConfig(name="m", tokenizer=tokenizer),))
         self.reader = CallReader(self.router, PromptReader(config, self.router.block_tokens))
         self.messages: list[dict[str, str]] = []
+
+    @property
+    def encoder(self) -> CheckedEncoder:
+        """The tokenizer's, which all tests of a process share."""
+        tokenizer = self.reader.prompts.tokenizers.encoder("m").tokenizer
+        assert isinstance(tokenizer, FileTokenizer)
+        return tokenizer.encoder
 
     async def ask(self, text: str, **fields: Any) -> Call:
         self.messages.append({"role": "user", "content": text})
@@ -85,8 +92,9 @@ async def test_a_call_with_several_answers_is_not_continued() -> None:
     assert (await Chat().ask("How?")).prompt_hash is not None
 
 
-def test_a_short_call_is_read_at_once_and_a_long_one_in_turns() -> None:
+def test_a_short_call_is_read_at_once_and_a_long_one_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     chat = Chat()
+    monkeypatch.setattr(chat.encoder, "equal", 0)
     for text, is_short in (("How?", True), ("word " * 1_000, True), (LONG_ANSWER * 20, False)):
         body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
         assert (len(body) <= OFF_LOOP_BYTES) == is_short
@@ -101,15 +109,13 @@ def test_a_short_call_is_read_at_once_and_a_long_one_in_turns() -> None:
         )
 
 
-def test_twice_as_much_is_short_once_the_native_encoder_has_proved_itself() -> None:
+def test_twice_as_much_is_short_once_the_native_encoder_has_proved_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     chat, text = Chat(), LONG_ANSWER * 20
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": text}]}).encode()
     assert SHORT_CHARACTERS < len(text) < 2 * SHORT_CHARACTERS
     incoming, request = Incoming(CHAT_PATH, [], body, "c", 0.0, "t"), parse_request(body, ChatRequest)
-    tokenizer = chat.reader.prompts.tokenizers.encoder("m").tokenizer
-    assert isinstance(tokenizer, FileTokenizer)
-    tokenizer.encoder.equal = PROVING_PROMPTS
-    assert isinstance(chat.reader.begin(incoming, request, Annotations()), Asked) == tokenizer.encoder.is_native
+    monkeypatch.setattr(chat.encoder, "equal", PROVING_PROMPTS)
+    assert isinstance(chat.reader.begin(incoming, request, Annotations()), Asked) == chat.encoder.is_native
 
 
 async def _finished(begun: Awaitable[Asked]) -> Asked:

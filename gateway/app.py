@@ -81,7 +81,7 @@ from plait.gateway.programs.executor import Executor
 from plait.gateway.receipts.explain import ExplainApi
 from plait.gateway.receipts.receipts import Receipts
 from plait.gateway.receipts.routes import ReceiptsApi
-from plait.gateway.receipts.told import ReceiptSink
+from plait.gateway.receipts.told import ToldReceipt
 from plait.gateway.reloading import Reloading
 from plait.gateway.server.open_requests import OpenRequests
 from plait.gateway.store.metrics import StoreCollector
@@ -247,7 +247,7 @@ class Gateway:
             open_answers=OpenAnswers(self.config.upstream.max_open_answer_bytes),
             forward_client_key=self._keys.is_open,
         )
-        relay.receipt_sink = partial(ReceiptSink, receipts=self._receipts)
+        relay.receipt_sink = partial(ToldReceipt, receipts=self._receipts)
         self._feed = Feed(self.router, relay, self._tenants.label)
         self._watched = self._new_watched(metrics)
         self.refusals = Refusals(

@@ -23,6 +23,7 @@ from plait.backends.errors import (
     SessionWaitingError,
     TooManyOpenRequestsError,
 )
+from plait.backends.http.content_types import is_event_stream
 from plait.gateway.ids import LABEL
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -132,7 +133,95 @@ class Sink(Protocol):
         """Write the last piece of the body."""
 
     async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
-        """Send what is written, and go on `until` this is done. Raises what the sending raises."""
+        """Send what is written, and go on `until` this is done, or until there is room. Raises what sending raises."""
+
+
+class ClientSink(Sink, Protocol):
+    """The way to a client. An application that answers in place of an engine may use ASGI's `send`."""
+
+    def send(self, message: Message) -> Awaitable[None]: ...
+
+
+class Stage:
+    """A part of an answer's way: it changes what it is given, and writes that to the next sink.
+
+    Its subclasses change the `head`, the `body` of a whole answer, or the `events` of a stream.
+    """
+
+    def __init__(self, to: Sink) -> None:
+        self._to = to
+
+    @property
+    def on_room(self) -> Callable[[], None] | None:
+        """Called when the client has read what was too much."""
+        return self._to.on_room
+
+    @on_room.setter
+    def on_room(self, on_room: Callable[[], None] | None) -> None:
+        self._to.on_room = on_room
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client has to read before more is written."""
+        return self._to.is_full
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether the client has been sent all that was written."""
+        return self._to.is_drained
+
+    def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
+        self._to.whole(status, self.head(headers), self.body(status, body))
+
+    def start(self, status: int, headers: Headers) -> None:
+        self._to.start(status, self.head(headers))
+
+    def write(self, body: bytes) -> None:
+        self._to.write(self.events(body))
+
+    def end(self, body: bytes = b"") -> None:
+        self._to.end(self.events(body))
+
+    def flush(self, until: asyncio.Future[Any] | None = None) -> Coroutine[Any, Any, None]:
+        return self._to.flush(until)
+
+    def head(self, headers: Headers) -> Headers:
+        return headers
+
+    def body(self, status: int, body: bytes | bytearray) -> bytes | bytearray:  # noqa: ARG002
+        return body
+
+    def events(self, events: bytes) -> bytes:
+        """The client's events for whole events."""
+        return events
+
+
+class ClientStage(Stage):
+    """A stage on the way to a client."""
+
+    def __init__(self, to: ClientSink) -> None:
+        super().__init__(to)
+        self._sent: tuple[int, Headers] | None = None  # the head of an answer that is not written yet
+        self._parts: list[bytes] = []
+
+    async def send(self, message: Message) -> None:
+        """ASGI's send. An answer that is no stream of events is buffered, and written whole."""
+        if message["type"] == "http.response.start":
+            status, headers = message["status"], message["headers"]
+            if status == 200 and is_event_stream(headers):
+                self.start(status, headers)
+            else:
+                self._sent = status, [header for header in headers if NAME(header) != b"content-length"]
+            return
+        body, more_body = message.get("body", b""), message.get("more_body", False)
+        if self._sent is None:
+            (self.write if more_body else self.end)(body)
+        else:
+            self._parts.append(body)
+            if more_body:
+                return
+            self.whole(*self._sent, b"".join(self._parts))
+        await self.flush()
 
 
 HIGH_WATER_BYTES: Final = 64 * 1024
@@ -212,6 +301,10 @@ class AsgiSink(MessageSink):
         """Write a whole answer. A long one is split when it is sent, so that it is not copied as a whole."""
         self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
         self.put({"type": "http.response.body", "body": memoryview(body)})
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """The application's own `send`: nothing may be left to be flushed."""
+        return self._send(message)
 
     def put(self, message: Message) -> None:
         self._messages.append(message)
@@ -308,7 +401,7 @@ class Client(msgspec.Struct, eq=False, kw_only=True):
     on_gone: Callable[[], object] | None = None
 
     @property
-    def sink(self) -> Sink | None:
+    def sink(self) -> ClientSink | None:
         """The server's own sink for the answer; None: the server takes only ASGI messages."""
         return None
 
@@ -318,7 +411,7 @@ class Client(msgspec.Struct, eq=False, kw_only=True):
             self.on_gone()
 
 
-class WrittenClient(Sink, Protocol):
+class WrittenClient(ClientSink, Protocol):
     """A client that is the sink of its answer."""
 
     on_gone: Callable[[], object] | None
@@ -343,7 +436,7 @@ class WatchedReceive(msgspec.Struct, eq=False):
         return False
 
 
-def sink_of(receive: Receive, send: Send) -> Sink:
+def sink_of(receive: Receive, send: Send) -> ClientSink:
     """The server's own sink if `send` leads straight to the client; else a sink that calls `send`."""
     if isinstance(receive, WatchedReceive) and receive.client is not None and receive.is_own(send):
         return receive.client.sink or AsgiSink(send)

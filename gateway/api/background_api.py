@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
-from starlette.types import Receive, Send
+from starlette.types import Receive
 
 from plait.backends.errors import CallerError, NotFoundError, PlaitError, SessionEndedError
 from plait.backends.protocol.openai import check_request
@@ -18,7 +18,7 @@ from plait.backends.translation.background_turn import PREFIX
 from plait.backends.translation.translation import TRANSLATIONS
 from plait.gateway.api.responses_api import input_items
 from plait.gateway.api.rewritten_answer import ignored_headers
-from plait.gateway.asgi import Headers, send_whole, unless_gone
+from plait.gateway.asgi import ClientSink, Headers, unless_gone
 from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.calls.routes import RESPONSES_PATH
@@ -87,7 +87,7 @@ class BackgroundApi:
     def stream(self, tenant: str, response_id: str) -> StreamKey:
         return self.chained.runner.stored.stream(tenant, response_id)
 
-    async def answer(self, owner: BackgroundCall, incoming: Incoming, receive: Receive, send: Send) -> None:
+    async def answer(self, owner: BackgroundCall, incoming: Incoming, receive: Receive, sink: ClientSink) -> None:
         """Answer the request that began a response, after the commit of its session."""
         fields, queued = owner.fields, owner.answer.response
         headers: Headers = [
@@ -96,9 +96,10 @@ class BackgroundApi:
         ]
         headers = await owner.once_stored(headers, unstored_headers)
         if fields.get("stream"):
-            await unless_gone(receive, owner.answer.follow(send, headers, 0, self.chained.keep_alive_s))
+            await unless_gone(receive, owner.answer.follow(sink.send, headers, 0, self.chained.keep_alive_s))
         else:
-            await send_whole(send, 200, [*headers, (b"content-type", b"application/json")], queued)
+            sink.whole(200, [*headers, (b"content-type", b"application/json")], queued)
+            await sink.flush()
 
     def _new_identity(self, tenant: str) -> Identity:
         """A new id of a session that this gateway may create: without a shared store, each gateway owns some ids."""

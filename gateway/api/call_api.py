@@ -17,7 +17,7 @@ from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait.backends.errors import (
     CallerError,
@@ -36,12 +36,15 @@ from plait.gateway.api.background_api import BECOMES_CHAT, BackgroundApi
 from plait.gateway.api.error_answers import error_body
 from plait.gateway.api.multipart_api import read_form
 from plait.gateway.api.refusals import Refusals
-from plait.gateway.api.responses_api import ContinuedResponse, KeptResponse, continued, input_items, referred
-from plait.gateway.api.rewritten_answer import RewrittenAnswer, TranslatedAnswer
+from plait.gateway.api.responses_api import KeptResponse, continued, input_items, referred
+from plait.gateway.api.rewritten_answer import ContinuedAnswer, TranslatedAnswer
 from plait.gateway.asgi import (
     NAME,
     UNREAD_S,
     ClientGoneError,
+    ClientSink,
+    ClientStage,
+    Headers,
     OnEnd,
     Sink,
     WatchedReceive,
@@ -50,7 +53,6 @@ from plait.gateway.asgi import (
     header,
     id_of,
     is_refused,
-    send_whole,
     sink_of,
     unless_gone,
     write_error,
@@ -126,7 +128,7 @@ class CompletionApi:
         return None
 
     async def prepared(
-        self, incoming: Incoming, receive: Receive, send: Send, on_read: Callable[[int], None] | None = None
+        self, incoming: Incoming, receive: Receive, sink: ClientSink, on_read: Callable[[int], None] | None = None
     ) -> Answer:
         """Read a request, and return the function that answers it.
 
@@ -137,12 +139,12 @@ class CompletionApi:
             incoming, request = _parsed(incoming, KINDS[incoming.path])
             annotations = read_annotations(incoming.headers, request.plait, request.service_tier)
             if annotations is not NO_ANNOTATIONS:
-                if not self.forwarding.is_alone and await self._is_elsewhere(incoming, annotations, receive, send):
+                if not self.forwarding.is_alone and await self._is_elsewhere(incoming, annotations, receive, sink):
                     return _answered
                 self.calls.prompts.check(request)
                 held = await self.chained.take(incoming, request, annotations)
                 if held is not None:
-                    return partial(self._answer_held, *held, incoming, receive, send)
+                    return partial(self._answer_held, *held, incoming, receive, sink)
             asked = await self.calls.read(incoming, request, annotations)
         except PlaitError as error:
             self.chained.refused(incoming, error)
@@ -150,17 +152,17 @@ class CompletionApi:
         check_client(receive)
         if on_read is not None:
             on_read(asked.call.prompt_tokens or len(incoming.body) // CHARACTERS_PER_TOKEN)
-        return partial(self.deliver, asked, receive, send)
+        return partial(self.deliver, asked, receive, sink)
 
-    async def deliver(self, asked: Asked, receive: Receive, send: Send) -> None:
-        await unless_gone(receive, self.relay.deliver(asked, sink_of(receive, send)))
+    async def deliver(self, asked: Asked, receive: Receive, sink: ClientSink) -> None:
+        await unless_gone(receive, self.relay.deliver(asked, sink))
 
     async def _answer_held(
-        self, held: AnsweredCall, is_repeated: bool, incoming: Incoming, receive: Receive, send: Send
+        self, held: AnsweredCall, is_repeated: bool, incoming: Incoming, receive: Receive, sink: ClientSink
     ) -> None:
         """Send a call's answer to one of its clients. The relay logs the call; a repeated request is logged here."""
         try:
-            await unless_gone(receive, self.chained.answer(held, send))
+            await unless_gone(receive, self.chained.answer(held, sink.send))
         except (PlaitError, ClientGoneError, asyncio.CancelledError) as error:
             if is_repeated:
                 self.refusals.no_call(incoming, error)
@@ -171,12 +173,15 @@ class CompletionApi:
         finally:
             self.chained.left(held)
 
-    async def _is_elsewhere(self, incoming: Incoming, annotations: Annotations, receive: Receive, send: Send) -> bool:
+    async def _is_elsewhere(
+        self, incoming: Incoming, annotations: Annotations, receive: Receive, sink: ClientSink
+    ) -> bool:
         """Whether another gateway owns the session. If so, that gateway has answered the request, and logs the call."""
         owned, is_label = OwnedName(incoming.tenant, annotations.session), annotations.is_label
         check_client(receive)
         try:
-            return await self.forwarding.forward_to_owner(owned, _forwarded(incoming), receive, send, is_label=is_label)
+            asked = _forwarded(incoming)
+            return await self.forwarding.forward_to_owner(owned, asked, receive, sink.send, is_label=is_label)
         except ClientGoneError:
             return True
 
@@ -192,7 +197,7 @@ class ForwardingApi:
     stored: StoredResponses
     thoughts: SealedThoughts
 
-    async def prepared(self, incoming: Incoming, body: OpenBody, receive: Receive, send: Send) -> Answer:
+    async def prepared(self, incoming: Incoming, body: OpenBody, receive: Receive, sink: ClientSink) -> Answer:
         """Read a request, and return the function that answers it. Raises as `CompletionApi.prepared` does."""
         route = ROUTES[incoming.path]
 
@@ -211,18 +216,18 @@ class ForwardingApi:
             if holder is not None:
                 check_client(receive)
                 with suppress(ClientGoneError):  # the other gateway logs the call
-                    await self.completions.forwarding.forward(holder, _forwarded(incoming), receive, send)
+                    await self.completions.forwarding.forward(holder, _forwarded(incoming), receive, sink.send)
                 return _answered
             told = given if incoming.body.find(_SEAL) < 0 else self.thoughts.opened(incoming.tenant, given)
             previous, own = given.get("previous_response_id"), await self._referred(incoming, body, told)
             if given.get("background") and incoming.path == RESPONSES_PATH:
-                return await self._in_background(incoming, annotations, own, body=body, receive=receive, send=send)
-            fields, send = await self._conversation(incoming, body, own, send)
+                return await self._in_background(incoming, annotations, own, body=body, receive=receive, sink=sink)
+            fields, sink = await self._conversation(incoming, body, own, sink)
             await go_on()
             reason = self._reason_to_translate(route, request, annotations)
             if reason is not None:
                 try:
-                    return await self._translated(incoming, route.translation, fields, receive, send)
+                    return await self._translated(incoming, route.translation, fields, receive, sink)
                 except InexpressibleError as error:
                     raise error.because(reason) from None
             chat = await _chat(route.translation, fields, go_on) if route.computes else None
@@ -231,10 +236,10 @@ class ForwardingApi:
                 whole = {name: value for name, value in fields.items() if name != "previous_response_id"}
                 incoming = msgspec.structs.replace(incoming, body=msgspec.json.encode(whole))
             if fields is not own and route.computes:
-                send = RewrittenAnswer(send, ContinuedResponse(str(previous))).send  # the engine did not get the id
+                sink = ContinuedAnswer(sink, str(previous))  # the engine did not get the id
         asked = await self.completions.calls.forwarded(incoming, request, route, annotations, chat=chat)
         check_client(receive)
-        return partial(self.completions.deliver, asked, receive, send)
+        return partial(self.completions.deliver, asked, receive, sink)
 
     async def _holder(self, incoming: Incoming, previous: object) -> str | None:
         """The other gateway that has the response that a request continues; None if this or no gateway has it."""
@@ -252,21 +257,30 @@ class ForwardingApi:
             given = {**given, "store": False}
         return await referred(self.stored, body, given) if incoming.path in _RESPONSES else given
 
-    async def _conversation(self, incoming: Incoming, body: OpenBody, given: Fields, send: Send) -> tuple[Fields, Send]:
-        """The fields with the whole conversation as `input`, and a `send` that stores the response.
+    async def _conversation(
+        self, incoming: Incoming, body: OpenBody, given: Fields, sink: ClientSink
+    ) -> tuple[Fields, ClientSink]:
+        """The fields with the whole conversation as `input`, and a sink that stores the response.
 
-        Without a conversation, the fields are unchanged. With `store` false, `send` is unchanged.
+        Without a conversation, the fields are unchanged. With `store` false, the sink is unchanged.
         """
         if incoming.path not in _RESPONSES:
-            return given, send
+            return given, sink
         fields = await continued(self.stored, body, given)
         if given.get("store") is False or incoming.path != RESPONSES_PATH:
-            return fields, send
+            return fields, sink
         previous = given.get("previous_response_id")
-        return fields, KeptResponse(self.stored, incoming.tenant, previous, input_items(given), send).send
+        return fields, KeptResponse(sink, self.stored, incoming.tenant, previous, input_items(given))
 
     async def _in_background(
-        self, incoming: Incoming, annotations: Annotations, own: Fields, *, body: OpenBody, receive: Receive, send: Send
+        self,
+        incoming: Incoming,
+        annotations: Annotations,
+        own: Fields,
+        *,
+        body: OpenBody,
+        receive: Receive,
+        sink: ClientSink,
     ) -> Answer:
         """Begin a background response, which is generated even if its client does not wait."""
         background, fields = BackgroundApi(self.completions.chained), await continued(self.stored, body, own)
@@ -274,7 +288,7 @@ class ForwardingApi:
             owner = background.begin(incoming, annotations, own, fields)
         except InexpressibleError as error:
             raise error.because(BECOMES_CHAT) from None
-        return partial(background.answer, owner, incoming, receive, send)
+        return partial(background.answer, owner, incoming, receive, sink)
 
     def _reason_to_translate(self, route: CallRoute, request: ForwardedRequest, annotations: Annotations) -> str | None:
         """Why a request has to be translated to a chat completion; None: the engines' own route serves it."""
@@ -290,13 +304,13 @@ class ForwardingApi:
         return None
 
     async def _translated(
-        self, incoming: Incoming, translation: Translation, fields: Fields, receive: Receive, send: Send
+        self, incoming: Incoming, translation: Translation, fields: Fields, receive: Receive, sink: ClientSink
     ) -> Answer:
         """Translate a request to a chat completion, read that, and return the function that answers the request."""
         if not ROUTES[incoming.path].computes:
             prompt = parse_request(msgspec.json.encode(translation.to_count(fields)), ChatRequest)
             answer = translation.counted(await self.completions.calls.count(incoming, prompt))
-            return partial(self._counted, incoming, answer, send)
+            return partial(self._counted, incoming, answer, sink)
         asked, ignored = translation.to_chat(fields), translation.ignored(fields)
         models = self.completions.calls.router.models
         is_ours = BUDGET in asked and BUDGET not in fields
@@ -304,25 +318,26 @@ class ForwardingApi:
             del asked[BUDGET]
             ignored.append("thinking.budget_tokens")
         translator = translation.answer(fields, partial(self.thoughts.seal, incoming.tenant))
-        told = TranslatedAnswer(send, translator, translation, ignored)
+        told = TranslatedAnswer(sink, translator, translation, ignored)
         chat = msgspec.structs.replace(incoming, path=CHAT_PATH, body=msgspec.json.encode(asked), is_translated=True)
-        return await self.completions.prepared(chat, receive, told.send, told.expect_prompt)
+        return await self.completions.prepared(chat, receive, told, told.expect_prompt)
 
-    async def _counted(self, incoming: Incoming, answer: bytes, send: Send) -> None:
+    async def _counted(self, incoming: Incoming, answer: bytes, sink: ClientSink) -> None:
         self.completions.refusals.no_call(incoming, None)
         headers = [(b"content-type", b"application/json"), (b"x-request-id", incoming.request_id.encode("latin-1"))]
-        await send_whole(send, 200, headers, answer)
+        sink.whole(200, headers, answer)
+        await sink.flush()
 
 
-def _named(send: Send, request_id: str) -> Send:
-    """A `send` that names the request as Anthropic's API does."""
+class NamedAnswer(ClientStage):
+    """Names the request as Anthropic's API does."""
 
-    async def named(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message = {**message, "headers": [*message["headers"], (b"request-id", request_id.encode("latin-1"))]}
-        await send(message)
+    def __init__(self, to: ClientSink, request_id: str) -> None:
+        super().__init__(to)
+        self._name = b"request-id", request_id.encode("latin-1")
 
-    return named
+    def head(self, headers: Headers) -> Headers:
+        return [*headers, self._name]
 
 
 async def _answered() -> None:
@@ -440,18 +455,20 @@ class CallApi:
             await self.rest(scope, receive, send)
             return
         arrived_s = loop_time_s() - scope.get(UNREAD_S, 0.0)
-        call = TaskCall(self, Incoming(path, scope["headers"], b"", id_of(scope), arrived_s, ""))
+        call, sink = (
+            TaskCall(self, Incoming(path, scope["headers"], b"", id_of(scope), arrived_s, "")),
+            sink_of(receive, send),
+        )
         if path == MESSAGES_PATH:
-            send = _named(send, id_of(scope))
+            sink = NamedAnswer(sink, id_of(scope))
         try:
             tenant = call.check(scope)
-            await self.bodies.turns.charged(tenant, call.answer(scope, receive, send))
+            await self.bodies.turns.charged(tenant, call.answer(scope, receive, sink))
         except ClientGoneError:
             return
         except PlaitError as error:
             if isinstance(receive, WatchedReceive) and receive.has_answer:
                 raise  # the answer has begun: only the server can end it
-            sink = sink_of(receive, send)
             self.refuse(call.incoming, error, sink)
             await sink.flush()
 
@@ -473,18 +490,18 @@ class TaskCall(msgspec.Struct, eq=False):
         self.incoming = msgspec.structs.replace(self.incoming, tenant=tenant)
         return tenant
 
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(self, scope: Scope, receive: Receive, sink: ClientSink) -> None:
         """Read the request, then answer it. A request that becomes no call is logged here; the relay logs calls."""
         with ExitStack() as held:
             try:
-                answer = await self._prepared(held, scope, receive, send)
+                answer = await self._prepared(held, scope, receive, sink)
             except BaseException as error:
                 if not (isinstance(error, ClientGoneError) and is_refused(receive)):  # the connection logs refusals
                     self.api.refusals.no_call(self.incoming, error)
                 raise
             await answer()
 
-    async def _prepared(self, held: ExitStack, scope: Scope, receive: Receive, send: Send) -> Answer:
+    async def _prepared(self, held: ExitStack, scope: Scope, receive: Receive, sink: ClientSink) -> Answer:
         api, path, tenant = self.api, self.incoming.path, self.incoming.tenant
         if path == RESPONSES_PATH and header(self.incoming.headers, b"sec-websocket-key") is not None:
             raise NoWebSocketError
@@ -495,12 +512,12 @@ class TaskCall(msgspec.Struct, eq=False):
             upload = held.enter_context(Upload())
             asked = await read_form(api.completions.calls, self.incoming, open_body, receive, upload)
             check_client(receive)
-            return partial(api.completions.deliver, asked, receive, send)
+            return partial(api.completions.deliver, asked, receive, sink)
         body = await open_body.read(receive, self.incoming.headers)
         self.incoming = msgspec.structs.replace(self.incoming, body=body)
         if path in KINDS:
-            return await api.completions.prepared(self.incoming, receive, send)
-        return await api.others.prepared(self.incoming, open_body, receive, send)
+            return await api.completions.prepared(self.incoming, receive, sink)
+        return await api.others.prepared(self.incoming, open_body, receive, sink)
 
 
 class PlainCall(msgspec.Struct, eq=False):

@@ -2,136 +2,128 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final
 
 import msgspec
-from starlette.types import Message, Send
 
 from plait.backends.errors import CallerError
-from plait.backends.http.content_types import is_event_stream
-from plait.gateway.answers.event_bytes import events_of, with_data
+from plait.gateway.answers.event_bytes import events_of
 from plait.gateway.answers.other_answers import Json, json_object
+from plait.gateway.asgi import ClientSink, ClientStage, Headers
 from plait.gateway.calls.stored_responses import SHOWN, StoredResponses
 from plait.gateway.chaining.unstored import unstored_event, unstored_headers
 from plait.gateway.ids import RESPONSE_ID
 from plait.gateway.intake.open_bodies import OpenBody
 from plait.gateway.timer import loop_time_s
 
-T = TypeVar("T")
+_Held = tuple[str, Callable[[bool], None]]
+"""The id of a response that is being stored, and what writes the end of its answer."""
 
-_OF_RESPONSE: Final = b'"response"'
 _LAST_EVENTS: Final = (b"response.completed", b"response.incomplete")
 
 
-@dataclass(slots=True)
-class KeptResponse:
+class KeptResponse(ClientStage):
     """Stores a response on its way to the client, so that later requests can continue it.
 
-    The end of the answer waits for the commit. If the response cannot be stored, a header says so, or in a stream the
-    last event.
+    The end of the answer waits for the commit, in `flush`. If the response cannot be stored, a header says so, or in a
+    stream the last event. `previous` is the id of the response that this one continues, `items` the request's own
+    input.
     """
 
-    stored: StoredResponses
-    tenant: str
+    def __init__(
+        self, to: ClientSink, stored: StoredResponses, tenant: str, previous: str | None, items: list[Any]
+    ) -> None:
+        super().__init__(to)
+        self._stored = stored
+        self._tenant = tenant
+        self._previous = previous
+        self._items = items
+        self._held: _Held | None = None
+        self._later: list[Callable[[], None]] = []  # what is written while the end is held
+        self._turn: asyncio.Future[None] | None = None  # of `flush`, until the end is held
 
-    previous: str | None
-    """The id of the response that this one continues."""
+    @property
+    def is_drained(self) -> bool:
+        """Whether the client has been sent all that was written."""
+        return self._held is None and super().is_drained
 
-    items: list[Any]
-    """The request's own input, which is stored with the response."""
+    def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
+        def write(is_stored: bool) -> None:
+            self._to.whole(status, headers if is_stored else unstored_headers(headers), body)
 
-    to_client: Send
-    _is_stream: bool = False
+        self._keep(json_object(body) if status == 200 else None, write)
 
-    _head: Message | None = None
-    """The head of an unstreamed answer with status 200, kept back until the body is whole."""
+    def write(self, body: bytes) -> None:
+        self._events(body, self._to.write)
 
-    _is_good: bool = False
-    """Whether the answer's status is 200. Any other answer is not stored."""
+    def end(self, body: bytes = b"") -> None:
+        self._events(body, self._to.end)
 
-    _parts: bytearray = field(default_factory=bytearray)
-    """The body of an unstreamed answer so far."""
+    def _events(self, events: bytes, write: Callable[[bytes], None]) -> None:
+        """Write whole events. The event that ends the response waits for the commit."""
+        if self._held is not None:
+            self._later.append(partial(write, events))
+        elif not any(name in events for name in _LAST_EVENTS):
+            write(events)
+        else:
+            parts = events_of(events)
+            place = next(place for place, event in enumerate(parts) if any(name in event for name in _LAST_EVENTS))
+            data = json_object(parts[place].partition(b"data:")[2]) or {}
 
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._is_good = message["status"] == 200
-            self._is_stream = is_event_stream(message["headers"])
-            if self._is_good and not self._is_stream:
-                self._head = message
-                return
-        elif self._head is not None:
-            self._parts += message.get("body", b"")
-            if not message.get("more_body", False):
-                await self._send_whole(self._head)
-            return
-        elif self._is_good:
-            message = {**message, "body": await self._stored_events(message.get("body", b""))}
-        await self.to_client(message)
+            def write_last(is_stored: bool) -> None:
+                if not is_stored:
+                    parts[place] = unstored_event(parts[place])
+                write(b"".join(parts))
 
-    async def _send_whole(self, head: Message) -> None:
-        headers = await self._once_stored(json_object(self._parts), head["headers"], unstored_headers)
-        await self.to_client({**head, "headers": headers})
-        await self.to_client({"type": "http.response.body", "body": bytes(self._parts)})
+            self._keep(data.get("response"), write_last)
 
-    async def _stored_events(self, events: bytes) -> bytes:
-        """Forward whole events. The event that ends the response waits for the commit."""
-        if not any(name in events for name in _LAST_EVENTS):
-            return events
-        parts = events_of(events)
-        for number, event in enumerate(parts):
-            if any(name in event for name in _LAST_EVENTS):
-                data = json_object(event.partition(b"data:")[2]) or {}
-                parts[number] = await self._once_stored(data.get("response"), event, unstored_event)
-        return b"".join(parts)
-
-    async def _once_stored(self, response: object, answer: T, unstored: Callable[[T], T]) -> T:
-        """Store the `response`. Returns `answer` after the commit, or `unstored(answer)` if storing fails."""
+    def _keep(self, response: object, write: Callable[[bool], None]) -> None:
+        """Store the `response`, then `write` the answer, which is told whether it is stored."""
         if not isinstance(response, dict):
-            return answer
+            write(True)  # an error: nothing is to be stored
+            return
         response_id = response.get("id")
         if not RESPONSE_ID.fits(response_id):
-            self.stored.leave_out(response_id)
-            return unstored(answer)
-        is_kept = self.stored.put(
-            self.tenant,
+            self._stored.leave_out(response_id)
+            write(False)
+            return
+        is_kept = self._stored.put(
+            self._tenant,
             response_id,
-            previous=self.previous,
-            items=msgspec.json.encode(self.items),
+            previous=self._previous,
+            items=msgspec.json.encode(self._items),
             answer=msgspec.json.encode(response),
             now_s=loop_time_s(),
         )
         if not is_kept:
-            return unstored(answer)
-        return await self.stored.once_stored(self.tenant, response_id, answer, unstored)
+            write(False)
+            return
+        self._held = response_id, write
+        self._end_turn()
 
+    async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
+        if until is not None and self._held is None:
+            self._turn = asyncio.get_running_loop().create_future()
+            until.add_done_callback(self._end_turn)
+            await self._to.flush(self._turn)
+        if self._held is not None:
+            response_id, write = self._held
+            is_stored = await self._stored.once_stored(self._tenant, response_id, True, lambda _: False)
+            self._held = None
+            write(is_stored)
+            for write_more in self._later:
+                write_more()
+            if self._to.is_drained and self.on_room is not None:
+                self.on_room()
+        await self._to.flush(until)
 
-class ContinuedResponse:
-    """Sets `previous_response_id` in an answer, because the engine got the whole conversation instead of the id."""
-
-    def __init__(self, previous: str) -> None:
-        self._previous = previous
-
-    def whole(self, answer: bytes) -> bytes:
-        response = json_object(answer)
-        return answer if response is None else msgspec.json.encode(self._told(response))
-
-    def feed(self, events: bytes) -> bytes:
-        """Whole events, with the id set in each response object."""
-        if _OF_RESPONSE not in events:
-            return events
-        return b"".join(map(self._event, events_of(events)))
-
-    def _event(self, event: bytes) -> bytes:
-        fields = json_object(event.partition(b"data:")[2]) if _OF_RESPONSE in event else None
-        if fields is None or not isinstance(fields.get("response"), dict):
-            return event
-        return with_data(event, {**fields, "response": self._told(fields["response"])})
-
-    def _told(self, response: Json) -> Json:
-        return {**response, "previous_response_id": self._previous}
+    def _end_turn(self, _until: object = None) -> None:
+        if self._turn is not None and not self._turn.done():
+            self._turn.set_result(None)
 
 
 async def continued(stored: StoredResponses, body: OpenBody, fields: Json) -> Json:

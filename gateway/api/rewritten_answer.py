@@ -1,81 +1,24 @@
-"""Rewrites engines' answers on their way to the client: continued responses, and answers to translated requests."""
+"""Stages that change engines' answers on their way to the client: translations, and what a response continues."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
-from starlette.types import Message, Send
+import msgspec
 
 from plait.backends.errors import ContextLengthError
-from plait.backends.http.content_types import is_event_stream
 from plait.backends.translation.chat_answer import Usage
 from plait.backends.translation.translation import AnswerTranslator, Translation
 from plait.gateway.answers.error_texts import error_of
-from plait.gateway.asgi import Headers
+from plait.gateway.answers.event_bytes import events_of, with_data
+from plait.gateway.answers.other_answers import Json, json_object
+from plait.gateway.asgi import ClientSink, ClientStage, Headers
 
 _OF_THE_BODY: Final = frozenset((b"content-length", b"content-type"))
-
-
-class Rewriter(Protocol):
-    """Turns the engine's bytes into the client's: a `whole` body of status 200, or whole events of a stream."""
-
-    def whole(self, answer: bytes) -> bytes: ...
-
-    def feed(self, events: bytes) -> bytes: ...
-
-
-class RewrittenAnswer:
-    """Rewrites one answer: `send` takes its ASGI messages.
-
-    The events of a stream are rewritten as they come. Any other body is buffered until it is complete.
-    """
-
-    def __init__(self, to_client: Send, rewriter: Rewriter) -> None:
-        self._to_client = to_client
-        self._rewriter = rewriter
-        self._head: Message | None = None  # sent with the body, unless the answer is a stream
-        self._is_stream = False
-        self._parts: list[bytes] = []
-
-    async def send(self, message: Message) -> None:
-        if message["type"] == "http.response.start":
-            self._is_stream = message["status"] == 200 and is_event_stream(message["headers"])
-            self._head = message = {**message, "headers": self.headers(message["headers"])}
-            if self._is_stream:
-                await self._to_client(message)
-        elif self._is_stream:
-            await self._to_client({**message, "body": self.events(message.get("body", b""))})
-        else:
-            self._parts.append(message.get("body", b""))
-            if not message.get("more_body", False):
-                await self._send_whole(b"".join(self._parts))
-
-    def headers(self, headers: Headers) -> Headers:
-        return headers
-
-    def events(self, events: bytes) -> bytes:
-        """The client's events for whole events of the engine."""
-        return self._rewriter.feed(events)
-
-    def error(self, status: int, answer: bytes) -> bytes:  # noqa: ARG002
-        """The client's error body. `answer` is the engine's body, which came with this `status`."""
-        return answer
-
-    async def _send_whole(self, answer: bytes) -> None:
-        head = self._head
-        assert head is not None
-        body = self._rewriter.whole(answer) if head["status"] == 200 else self.error(head["status"], answer)
-        kept: Headers = [item for item in head["headers"] if item[0] not in _OF_THE_BODY]
-        headers = [
-            *kept,
-            (b"content-type", b"application/json"),
-            (b"content-length", str(len(body)).encode()),
-        ]
-        await self._to_client({**head, "headers": headers})
-        await self._to_client({"type": "http.response.body", "body": body})
-
+_JSON: Final = (b"content-type", b"application/json")
+_OF_RESPONSE: Final = b'"response"'
 
 IGNORED: Final = b"plait-ignored"
 IGNORED_CHARACTERS: Final = 1_000
@@ -91,13 +34,13 @@ def ignored_headers(ignored: Sequence[str]) -> Headers:
     return [(IGNORED, said)] if said else []
 
 
-class TranslatedAnswer(RewrittenAnswer):
+class TranslatedAnswer(ClientStage):
     """Translates the answer to a request that was translated to a chat, without the request's fields in `ignored`."""
 
     def __init__(
-        self, to_client: Send, translator: AnswerTranslator, translation: Translation, ignored: Sequence[str] = ()
+        self, to: ClientSink, translator: AnswerTranslator, translation: Translation, ignored: Sequence[str] = ()
     ) -> None:
-        super().__init__(to_client, translator)
+        super().__init__(to)
         self._translator = translator
         self._translation = translation
         self._ignored = ignored_headers(ignored)
@@ -109,7 +52,13 @@ class TranslatedAnswer(RewrittenAnswer):
         self._prompt_tokens = tokens
         self._translator.expect(Usage(tokens))
 
-    def headers(self, headers: Headers) -> Headers:
+    def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
+        """Write the translated answer. Raises `EngineGarbledError` if the engine's is not one of a chat."""
+        body = self._translator.whole(bytes(body)) if status == 200 else self.error(status, bytes(body))
+        kept = [item for item in self.head(headers) if item[0] not in _OF_THE_BODY]
+        self._to.whole(status, [*kept, _JSON], body)
+
+    def head(self, headers: Headers) -> Headers:
         """The engine's headers, and the header that lists the fields that were left out of the request."""
         cached = dict(headers).get(_CACHED)
         if cached is not None:
@@ -122,7 +71,7 @@ class TranslatedAnswer(RewrittenAnswer):
             if cached is not None:
                 self._expect_cached(int(cached[1]))
             self._has_begun = events.find(b"data:") >= 0
-        return super().events(events)
+        return self._translator.feed(events)
 
     def error(self, status: int, answer: bytes) -> bytes:
         """The engine's error in the form of the client's API, with the gateway's count if the engine has none."""
@@ -134,3 +83,30 @@ class TranslatedAnswer(RewrittenAnswer):
 
     def _expect_cached(self, tokens: int) -> None:
         self._translator.expect(Usage(self._prompt_tokens, cached_tokens=min(tokens, self._prompt_tokens)))
+
+
+class ContinuedAnswer(ClientStage):
+    """Sets `previous_response_id` in an answer, because the engine got the whole conversation instead of the id."""
+
+    def __init__(self, to: ClientSink, previous: str) -> None:
+        super().__init__(to)
+        self._previous = previous
+
+    def body(self, status: int, body: bytes | bytearray) -> bytes | bytearray:
+        response = json_object(body) if status == 200 else None
+        return body if response is None else msgspec.json.encode(self._told(response))
+
+    def events(self, events: bytes) -> bytes:
+        """Whole events, with the id set in each response object."""
+        if _OF_RESPONSE not in events:
+            return events
+        return b"".join(map(self._event, events_of(events)))
+
+    def _event(self, event: bytes) -> bytes:
+        fields = json_object(event.partition(b"data:")[2]) if _OF_RESPONSE in event else None
+        if fields is None or not isinstance(fields.get("response"), dict):
+            return event
+        return with_data(event, {**fields, "response": self._told(fields["response"])})
+
+    def _told(self, response: Json) -> Json:
+        return {**response, "previous_response_id": self._previous}

@@ -2,45 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 from plait.backends.errors import EngineGarbledError, PlaitError
 from plait.gateway.answers.completions import AnswerForm
 from plait.gateway.answers.error_texts import error_of
-from plait.gateway.asgi import EVENT_STREAM, Headers, Sink
+from plait.gateway.asgi import EVENT_STREAM, Headers, Sink, Stage
 
 OURS: Final = b"plait-"
 """Headers with this prefix go into a comment if the status was sent before they were known."""
 
 
-class WrappedSink:
-    """A wrapper of a sink, with the same backpressure."""
-
-    def __init__(self, sink: Sink) -> None:
-        self._sink = sink
-        self.flush = sink.flush
-
-    @property
-    def on_room(self) -> Callable[[], None] | None:
-        return self._sink.on_room
-
-    @on_room.setter
-    def on_room(self, on_room: Callable[[], None] | None) -> None:
-        self._sink.on_room = on_room
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the client has to read before more is written."""
-        return self._sink.is_full
-
-    @property
-    def is_drained(self) -> bool:
-        """Whether the client has been sent all that was written."""
-        return self._sink.is_drained
-
-
-class CommentedSink(WrappedSink):
+class CommentedSink(Stage):
     """The sink of a stream whose client may get comments before its answer begins.
 
     `has_begun`: the first comment has sent status 200. Plait's headers then follow as a comment, and an error follows
@@ -58,8 +31,8 @@ class CommentedSink(WrappedSink):
     def tell(self, comment: str) -> None:
         if not self.has_begun:
             self.has_begun = True
-            self._sink.start(200, [*EVENT_STREAM, (b"x-request-id", self._call_id.encode("latin-1"))])
-        self._sink.write(self._form.sign_of_life(comment, has_begun=False))
+            self._to.start(200, [*EVENT_STREAM, (b"x-request-id", self._call_id.encode("latin-1"))])
+        self._to.write(self._form.sign_of_life(comment, has_begun=False))
 
     def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
         """Write a whole answer. If status 200 was sent before, the client expects events, so it gets an error event."""
@@ -69,30 +42,30 @@ class CommentedSink(WrappedSink):
             self.start(status, headers)
             self.end(bytes(body))
         else:
-            self._sink.whole(status, headers, body)
+            self._to.whole(status, headers, body)
 
     def start(self, status: int, headers: Headers) -> None:
         """Begin an answer. If status 200 was sent before, the body of another status becomes an error event."""
         if not self.has_begun:
-            self._sink.start(status, headers)
+            self._to.start(status, headers)
         elif status != 200:
             self._failed_status = status
         else:
             ours = [name + b"=" + value for name, value in headers if name.startswith(OURS)]
-            self._sink.write(b": " + b" ".join(ours) + b"\n\n")  # not joined with events, which may be translated
+            self._to.write(b": " + b" ".join(ours) + b"\n\n")  # not joined with events, which may be translated
 
     def write(self, body: bytes) -> None:
         if self._failed_status is None:
-            self._sink.write(body)
+            self._to.write(body)
         else:
             self._parts.append(body)
 
     def end(self, body: bytes = b"") -> None:
         if self._failed_status is None:
-            self._sink.end(body)
+            self._to.end(body)
         else:
             self.fail(error_of(self._failed_status, b"".join([*self._parts, body])))
 
     def fail(self, error: PlaitError) -> None:
         """End the stream with an error event, because the status was sent already."""
-        self._sink.end(self._form.error_event(error))
+        self._to.end(self._form.error_event(error))

@@ -43,7 +43,7 @@ from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.records import CallRecords
 from plait.gateway.calls.request_faults import RequestFaults
-from plait.gateway.calls.service_tier import TierSink
+from plait.gateway.calls.service_tier import Tier
 from plait.gateway.calls.session_engines import SessionEngines
 from plait.gateway.calls.silent_streams import SilentStreams
 from plait.gateway.calls.upstream import Upstream
@@ -145,7 +145,7 @@ class Relay:
         """
         delivery = Delivery(asked, asked.call, sink, on_end, for_client)
         if asked.wants_tier and for_client:
-            delivery.sink = sink = TierSink(sink, asked.call.objective)
+            delivery.sink = sink = Tier(sink, asked.call.objective)
         if asked.wants_receipt and for_client and self.receipt_sink is not None:
             delivery.sink = self.receipt_sink(sink, delivery)
         if for_client and asked.call.streamed:

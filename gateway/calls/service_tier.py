@@ -6,9 +6,8 @@ from typing import Final
 
 import msgspec
 
-from plait.gateway.asgi import Headers, Sink
+from plait.gateway.asgi import Sink, Stage
 from plait.gateway.calls.annotations import TIERS
-from plait.gateway.calls.commented_sink import WrappedSink
 from plait.gateway.calls.outgoing import FIELDS
 from plait.policy.types import Objective
 
@@ -16,29 +15,20 @@ _TIERS: Final = {objective: tier for tier, objective in TIERS.items()}
 _EVENT: Final = b"data: {"
 
 
-class TierSink(WrappedSink):
-    """The `sink` of a chat that has asked for a tier."""
+class Tier(Stage):
+    """Tells the tier in the answer of a chat that has asked for one."""
 
-    def __init__(self, sink: Sink, objective: Objective | None) -> None:
-        super().__init__(sink)
+    def __init__(self, to: Sink, objective: Objective | None) -> None:
+        super().__init__(to)
         self._tier = msgspec.json.encode("default" if objective is None else _TIERS[objective])
         self._has_told = False
 
-    def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
+    def body(self, status: int, body: bytes | bytearray) -> bytes | bytearray:
         if status == 200 and body.startswith(b"{"):
-            body = msgspec.json.encode({**FIELDS.decode(body), "service_tier": msgspec.Raw(self._tier)})
-        self._sink.whole(status, headers, body)
+            return msgspec.json.encode({**FIELDS.decode(body), "service_tier": msgspec.Raw(self._tier)})
+        return body
 
-    def start(self, status: int, headers: Headers) -> None:
-        self._sink.start(status, headers)
-
-    def write(self, body: bytes) -> None:
-        self._sink.write(self._told(body))
-
-    def end(self, body: bytes = b"") -> None:
-        self._sink.end(self._told(body))
-
-    def _told(self, events: bytes) -> bytes:
+    def events(self, events: bytes) -> bytes:
         if self._has_told or _EVENT not in events:
             return events
         self._has_told = True

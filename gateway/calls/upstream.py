@@ -233,9 +233,12 @@ class Exchange(msgspec.Struct, eq=False):
         self._on_news()
 
     def _write(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
-        """Write a whole answer. The sink's `on_room` then means that the client has read it."""
-        self._delivery.enter(DeliveryState.WRITTEN)
+        """Write a whole answer. The sink's `on_room` then means that the client has read it.
+
+        Raises the `EngineError` of an answer that cannot be translated: another engine may get the call.
+        """
         self._sink.whole(status, headers, body)
+        self._delivery.enter(DeliveryState.WRITTEN)
         self._has_ended()
 
     def _has_ended(self) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final
 
-from plait.gateway.asgi import Headers, Sink
-from plait.gateway.calls.commented_sink import WrappedSink
+from plait.gateway.asgi import Headers, Sink, Stage
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.receipts.receipts import Receipts
 from plait.gateway.receipts.view import Fields, shown
@@ -16,31 +15,22 @@ MOST_BYTES: Final = 2048
 """The longest header. Proxies take 4 or 8 KB of headers in all."""
 
 
-class ReceiptSink(WrappedSink):
-    """A `sink` of a call that has asked for its receipt."""
+class ToldReceipt(Stage):
+    """Tells a call's receipt in the answer, if it has asked for it."""
 
-    def __init__(self, sink: Sink, delivery: Delivery, receipts: Receipts) -> None:
-        super().__init__(sink)
+    def __init__(self, to: Sink, delivery: Delivery, receipts: Receipts) -> None:
+        super().__init__(to)
         self._delivery = delivery
         self._receipts = receipts
         self._has_told = False
 
-    def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
-        self._sink.whole(status, [*headers, (HEADER, in_header(self._fields()))], body)
-
-    def start(self, status: int, headers: Headers) -> None:
-        self._sink.start(status, [*headers, (HEADER, in_header(self._fields()))])
-
-    def write(self, body: bytes) -> None:
-        self._sink.write(self._with_comment(body))
-
-    def end(self, body: bytes = b"") -> None:
-        self._sink.end(self._with_comment(body))
+    def head(self, headers: Headers) -> Headers:
+        return [*headers, (HEADER, in_header(self._fields()))]
 
     def _fields(self) -> Fields:
         return shown(self._receipts.of(self._delivery))
 
-    def _with_comment(self, events: bytes) -> bytes:
+    def events(self, events: bytes) -> bytes:
         """Insert the receipt as a comment before the last event of the stream."""
         attempt = self._delivery.attempt
         if self._has_told or attempt is None or attempt.exchange is None or not attempt.exchange.has_last_event:

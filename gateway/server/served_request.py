@@ -263,9 +263,14 @@ class ServedRequest(Client, eq=False):
             self._complete()
 
     async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
-        """Wait for `until`. The transport sends what is written by itself."""
+        """Wait for `until`, or until a long answer is written and there is room. The transport sends by itself."""
         if until is not None:
             await until
+            return
+        while self.line.room is not None and not self.is_gone:
+            await self.line.room.wait()
+            if self.rest is None:
+                return
 
     def has_room(self) -> None:
         """The client has read, and the write buffer is below its low-water mark."""

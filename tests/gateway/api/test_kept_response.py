@@ -11,6 +11,7 @@ from starlette.types import Message
 
 from plait.backends.errors import CallerError
 from plait.gateway.api.responses_api import KeptResponse
+from plait.gateway.asgi import AsgiSink
 from plait.gateway.calls.stored_responses import ResponsesCollector, StoredResponses
 from plait.gateway.intake.turns import at_once
 from plait.gateway.store.event_log import Change, StreamKey
@@ -54,7 +55,7 @@ async def kept(stored: StoredResponses, given: object, *, streamed: bool) -> boo
     if streamed:
         event = json.dumps({"type": "response.completed", "response": response}).encode()
         body = b"event: response.completed\ndata: %b\n\n" % event
-    one = KeptResponse(stored, "t", None, [], to_client)
+    one = KeptResponse(AsgiSink(to_client), stored, "t", None, [])
     await one.send({"type": "http.response.start", "status": 200, "headers": [EVENTS if streamed else JSON]})
     await one.send({"type": "http.response.body", "body": body})
     head, answer = sent

@@ -9,8 +9,7 @@ import pytest
 
 from plait.backends.translation.translation import TRANSLATIONS
 from plait.gateway.answers.completions import COMPLETION
-from plait.gateway.api.responses_api import ContinuedResponse
-from plait.gateway.api.rewritten_answer import TranslatedAnswer
+from plait.gateway.api.rewritten_answer import ContinuedAnswer, TranslatedAnswer
 from plait.gateway.asgi import AsgiSink
 from plait.gateway.calls.commented_sink import CommentedSink
 
@@ -34,8 +33,8 @@ async def test_signs_of_life_come_in_the_clients_way_before_the_first_event(
         sent.append(message.get("body", b""))
 
     translation = TRANSLATIONS[path]
-    translated = TranslatedAnswer(to_client, translation.answer({}), translation)
-    held = CommentedSink(AsgiSink(translated.send), COMPLETION, "r1")
+    translated = TranslatedAnswer(AsgiSink(to_client), translation.answer({}), translation)
+    held = CommentedSink(translated, COMPLETION, "r1")
     held.tell("waiting position=1 expected_s=4")
     held.start(200, [*STREAM, (b"plait-engine", b"a")])
     held.write(CHUNK)
@@ -54,7 +53,7 @@ def test_each_response_object_of_a_stream_tells_what_it_continues(end: bytes) ->
     completed = b'event: response.completed\ndata: {"response":{"id":"r2"%s}}'
     sent = end.join([*other, created % b"null", completed % b"", b""])
     wanted = end.join([*other, created % b'"r1"', completed % b',"previous_response_id":"r1"', b""])
-    assert ContinuedResponse("r1").feed(sent) == wanted
+    assert ContinuedAnswer(AsgiSink(_nobody), "r1").events(sent) == wanted
 
 
 @pytest.mark.parametrize("has_waited", [False, True])
@@ -65,9 +64,9 @@ async def test_a_message_begins_with_the_gateways_counts(has_waited: bool) -> No
         sent.append(message.get("body", b""))
 
     translation = TRANSLATIONS["/v1/messages"]
-    translated = TranslatedAnswer(to_client, translation.answer({}), translation)
+    translated = TranslatedAnswer(AsgiSink(to_client), translation.answer({}), translation)
     translated.expect_prompt(10)
-    held = CommentedSink(AsgiSink(translated.send), COMPLETION, "r1")
+    held = CommentedSink(translated, COMPLETION, "r1")
     if has_waited:
         held.tell("waiting")
     held.start(200, [*STREAM, (b"plait-cached-tokens", b"4")])
@@ -86,7 +85,7 @@ async def test_the_gateways_count_replaces_a_bound(counted: int, shown: int) -> 
         "prompt contains at least 8961 input tokens, for a total of at least 40961 tokens."
     )
     translation = TRANSLATIONS["/v1/messages"]
-    translated = TranslatedAnswer(_nobody, translation.answer({}), translation)
+    translated = TranslatedAnswer(AsgiSink(_nobody), translation.answer({}), translation)
     translated.expect_prompt(counted)
     told = json.loads(translated.error(400, json.dumps({"error": {"message": said, "code": 400}}).encode()))
     assert told["error"]["message"].endswith(f"exceed context limit: {shown} + 32000 > 40960")

@@ -18,6 +18,7 @@ from starlette.types import Message
 
 from plait.backends.errors import PlaitError
 from plait.gateway.api.responses_api import KeptResponse
+from plait.gateway.asgi import AsgiSink
 from plait.gateway.calls.stored_responses import StoredResponses
 from plait.gateway.durability import recorded
 from plait.gateway.peers.membership import UnreachableStoreError
@@ -288,7 +289,7 @@ def kept_response(error: PlaitError | None, sent: list[Message]) -> KeptResponse
     async def to_client(message: Message) -> None:
         sent.append(message)
 
-    return KeptResponse(StoredResponses(10_000, 60.0, Away(error)), "t", None, [], to_client)
+    return KeptResponse(AsgiSink(to_client), StoredResponses(10_000, 60.0, Away(error)), "t", None, [])
 
 
 @pytest.mark.parametrize("error", [None, UnreachableStoreError()])

@@ -27,7 +27,7 @@ import uvloop
 from benchmarks.plain import counts, instructions, memory
 from benchmarks.plain.peers import NGINX, PEERS, environment, has_nginx, nginx_command
 from benchmarks.plain.routers import Router, plait_command, running_engine, running_router
-from benchmarks.plain.rows import ROWS, TEMPLATES, Row
+from benchmarks.plain.rows import OF_OTHER_APIS, ROWS, TEMPLATES, Row
 from benchmarks.running.command import timed_parser
 from benchmarks.running.report import Report, finish
 from e2e.faults.raw_client import CHAT, Answer, Client
@@ -62,7 +62,7 @@ def main() -> int:
         return counts.main()
     if arguments.memory:
         return memory.main(arguments.memory)
-    rows = [row for row in ROWS if row.name in (arguments.only or "".join(row.name for row in ROWS))]
+    rows = [row for row in (*ROWS, *OF_OTHER_APIS) if row.name in arguments.only] if arguments.only else [*ROWS]
     if arguments.instructions:
         return instructions.main(rows, [Path(__file__).parents[1], *arguments.checkout])
     environment()
@@ -131,7 +131,7 @@ async def _load(client: Client, row: Row, numbers: Iterator[int]) -> None:
 
     async def work() -> None:
         for _ in left:
-            _check(await client.post(CHAT, row.body(next(numbers)), row.headers))
+            _check(await client.post(row.path, row.body(next(numbers)), row.headers))
 
     await asyncio.gather(*(work() for _ in range(row.concurrency)))
 

@@ -11,6 +11,9 @@ from typing import Any, Final, Literal
 
 from benchmarks.plain.answering_engine import MODEL, PACED
 from benchmarks.train_tokenizer import docstrings, stdlib_sources
+from e2e.faults.raw_client import CHAT
+from plait.gateway.calls.routes import MESSAGES_PATH as MESSAGES
+from plait.gateway.calls.routes import RESPONSES_PATH as RESPONSES
 
 QUESTION_CHARACTERS: Final = 150
 SLO: Final = {"plait-slo-ttft-ms": "2000", "plait-slo-tpot-ms": "100"}
@@ -38,15 +41,18 @@ class Row:
     turns: int = 1
     source: Source | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    path: str = CHAT
+    background: bool = False
 
     def body(self, number: int) -> dict[str, Any]:
         """The request with this number; two numbers have different questions."""
-        *before, question = self._messages(number)
+        prompt, limit = ("input", "max_output_tokens") if self.path == RESPONSES else ("messages", "max_tokens")
         return {
             "model": MODEL,
-            "messages": [*before, question],
-            "max_tokens": self.tokens,
+            prompt: self._messages(number),
+            limit: self.tokens,
             "stream": self.stream,
+            **({"background": True} if self.background else {}),
             **({"seed": PACED} if self.paced else {}),
             **({"tools": _tools(self.tools)} if self.tools else {}),
         }
@@ -79,6 +85,12 @@ ROWS: Final = (
     Row("O", "a stream of 1,000 tokens at once", 60, 8, tokens=1_000, stream=True),
     Row("S", "100 streams of 50 tokens, one each 10 ms", 100, 100, tokens=50, stream=True, paced=True),
 )
+OF_OTHER_APIS: Final = (
+    Row("M", "S as messages", 100, 100, tokens=50, stream=True, paced=True, path=MESSAGES),
+    Row("R", "S as responses", 100, 100, tokens=50, stream=True, paced=True, path=RESPONSES),
+    Row("G", "R in the background", 100, 100, tokens=50, stream=True, paced=True, path=RESPONSES, background=True),
+)
+"""What other routers do not translate, or not in the same way."""
 
 
 @cache

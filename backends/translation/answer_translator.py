@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from plait.backends.errors import EngineError, EngineGarbledError
+from plait.backends.protocol.plain_events import PlainEvents
 from plait.backends.translation.chat_answer import (
     CallPiece,
     ChatAnswer,
@@ -24,6 +25,7 @@ from plait.backends.translation.chat_answer import (
     Text,
     Usage,
     finish_reason,
+    only_text,
     pieces,
     read_answer,
     stop_string,
@@ -125,6 +127,9 @@ class TurnTranslator:
         self._finish_reason = ""
         self._stop: str | None = None
         self._usage = Usage()
+        self._plain = PlainEvents()
+        self._kind: type[Text | Reasoning] = Text  # of the plain events' texts
+        self._only: Text | Reasoning | None = None  # what the latest event had, if it had nothing else
 
     def expect(self, usage: Usage) -> None:
         self._usage = usage
@@ -138,12 +143,22 @@ class TurnTranslator:
         return msgspec.json.encode(self._turn.answer())
 
     def feed(self, events: bytes) -> bytes:
-        written = bytearray()
-        for comments, data in read_events(events):
-            written += write_comments(comments)
-            for event in () if self._ended else self._turn.wait() if data is None else self._events(data):
-                written += write_event(event)
-        return bytes(written)
+        return b"".join(self.told(events))
+
+    def told(self, events: bytes) -> list[bytes]:
+        """The client's comments and events, one by one, for whole events of the engine."""
+        text = None if self._ended else self._plain.text(events)
+        if text is not None:
+            return [*map(write_event, self._turn.take(self._kind(text)))] if text else []
+        told, number, self._only = list[bytes](), 0, None
+        for number, (comments, data) in enumerate(read_events(events), 1):  # noqa: B007 - how many there were
+            if comments:
+                told.append(write_comments(comments))
+            if not self._ended:
+                told += map(write_event, self._turn.wait() if data is None else self._events(data))
+        if self._plain.looks and number == 1 and self._only is not None and self._plain.learn(events, self._only.text):
+            self._kind = type(self._only)
+        return told
 
     def _events(self, data: bytes) -> list[Event]:
         if data.strip() == DONE:
@@ -158,6 +173,7 @@ class TurnTranslator:
             error = answer.error
             return self._fail(error if isinstance(error, dict) else {"message": str(error)})
         events, choice = self._begin(answer.model), answer.choice
+        self._only = only_text(answer) if self._plain.looks else None
         for piece in pieces(choice):
             if isinstance(piece, CallPiece):
                 add_call(piece)

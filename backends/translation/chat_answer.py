@@ -139,6 +139,18 @@ def pieces(choice: Object) -> Iterator[Piece]:
         yield from (_call_piece({"index": 0, "function": call}) for call in _objects(function))
 
 
+def only_text(answer: ChatAnswer) -> Text | Reasoning | None:
+    """The text or the thought of an event that has nothing else; None for any other event."""
+    choice = answer.choice
+    if len(answer.choices or ()) != 1 or answer.usage_object is not None or finish_reason(choice):
+        return None
+    match [*pieces(choice)]:
+        case [Text(_, ()) | Reasoning(_) as only] if stop_string(choice) is None:
+            return only
+        case _:
+            return None
+
+
 _DECODER: Final = msgspec.json.Decoder(ChatAnswer)
 
 

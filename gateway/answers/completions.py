@@ -26,6 +26,7 @@ from plait.backends.errors import (
 from plait.backends.http.content_types import is_event_stream
 from plait.backends.protocol.json_constants import without_constants
 from plait.backends.protocol.openai import check_unicode
+from plait.backends.protocol.plain_events import PlainEvents
 from plait.backends.protocol.surrogates import events_with_whole_pairs, has_half, may_go_on
 from plait.gateway.answers.assembled_completion import AssembledCompletion, events_of_whole
 from plait.gateway.answers.error_texts import excerpt, stated_status
@@ -212,12 +213,6 @@ _DONE = b"[DONE]"
 _FINISH_KEY = b'"finish_reason":'
 _UNFINISHED = b'"finish_reason":null'
 
-_PLAIN_TEXT = re.compile(rb'\A(data: \{[^\n]*?"(?:content|text)":")[^"\\\n]*("[^\n]*\}\n\n)\Z')
-"""An event with a text that has nothing escaped: what is before the text, and what is behind it."""
-
-_PLAIN_EVENTS = 8
-"""So many events of a stream are looked at for one that others differ from in their texts only."""
-
 MAX_EVENT_BYTES = 16 * 2**20
 """The longest event that is read. Log probabilities of a long prompt come as one event of some megabytes."""
 
@@ -347,24 +342,18 @@ class CompletionStream(EventStream):
         self._begun: set[int] = set()  # choices, if there may be several
         self._ended: dict[int, str] = {}
         self.is_done = False
-        self._plain: tuple[bytes, bytes] | None = None
-        """What is before and behind the text of a plain event."""
-        self._looks = _PLAIN_EVENTS if choices == 1 else 0
+        self._plain = PlainEvents() if choices == 1 else PlainEvents(looks=0)
 
     def feed(self, chunk: bytes) -> bytes:
         """Take a chunk as any stream does, but pass on what differs from a plain event only in its text."""
-        if self._plain is not None and not self._pieces:
-            head, rest = self._plain
-            if chunk.startswith(head) and chunk.endswith(rest):
-                text = chunk[len(head) : len(chunk) - len(rest)]
-                if text.find(b'"') < 0 and text.find(b"\\") < 0 and text.find(b"\xed") < 0:  # else maybe half a pair
-                    return chunk
+        if not self._pieces and self._plain.text(chunk) is not None:
+            return chunk
         events = super().feed(chunk)
-        if self._looks and events == chunk:
-            self._looks -= 1
-            plain = _PLAIN_TEXT.match(chunk)
-            if plain is not None and not self._says_more(chunk):
-                self._plain = plain[1], plain[2]
+        if self._plain.looks and events == chunk:
+            if self._says_more(chunk):
+                self._plain.looks -= 1
+            else:
+                self._plain.learn(chunk)
         return events
 
     @property

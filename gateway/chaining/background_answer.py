@@ -15,7 +15,6 @@ from plait.backends.translation.answer_translator import Identity, TurnTranslato
 from plait.backends.translation.background_turn import BackgroundTurn
 from plait.backends.translation.responses import error_event
 from plait.gateway.answers.error_texts import error_of
-from plait.gateway.answers.event_bytes import events_of
 from plait.gateway.asgi import EVENT_STREAM, Headers, MessageSink
 from plait.gateway.chaining.recorded_answer import KEEP_ALIVE, Ledger
 
@@ -58,8 +57,8 @@ class BackgroundAnswer(MessageSink):
             self._status = message["status"]
             self._is_stream = self._status == 200 and is_event_stream(message["headers"])
         elif self._is_stream:
-            events = events_of(self._translator.feed(message.get("body", b"")))
-            self._add([event for event in events if not event.startswith(b":")])
+            told = self._translator.told(message.get("body", b""))
+            self._add([event for event in told if not event.startswith(b":")])
         else:
             self._refusal += message.get("body", b"")
 

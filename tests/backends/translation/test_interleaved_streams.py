@@ -6,10 +6,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.backends.protocol.plain_events import PlainEvents
 from plait.backends.translation.answer_translator import Identity, TurnTranslator
 from plait.backends.translation.chat_answer import pieces, read_answer
 from plait.backends.translation.messages import MessageTurn
@@ -108,6 +110,25 @@ def test_any_interleaving_and_cutting_tells_the_same(
         written += translator.feed(b"".join(rest[:count]))
         rest = rest[count:]
     assert written == api().feed(b"".join(stream))
+
+
+@APIS
+@given(texts=st.lists(st.tuples(st.sampled_from(["content", "reasoning_content"]), st.text(max_size=5)), max_size=20))
+def test_plain_events_tell_what_decoded_ones_tell(
+    api: Callable[[], TurnTranslator], read: Read, texts: list[tuple[str, str]]
+) -> None:
+    deltas = [{key: text} for key, text in texts]
+    stream = [compact(event) for event in sent(*deltas).split(b"\n\n")[:-2]]
+    quick, decoding = api(), api()
+    decoding._plain = PlainEvents(looks=0)
+    told = b"".join(map(quick.feed, [*stream, DONE]))
+    assert told == b"".join(map(decoding.feed, [*stream, DONE]))
+    assert read(told) == read(api().feed(b"".join([*stream, DONE])))
+
+
+def compact(event: bytes) -> bytes:
+    """An event as servers write it."""
+    return b"data: " + msgspec.json.encode(json.loads(event.removeprefix(b"data: "))) + b"\n\n"
 
 
 ANYTHING: st.SearchStrategy[Any] = (

@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from plait.backends.errors import EngineError, EngineGarbledError
+from plait.backends.protocol.plain_events import PlainEvents
 from plait.gateway.answers import completions
 from plait.gateway.answers.completions import CompletionStream, UsageBounds
 from plait.gateway.fleet.booking import CallUsage
@@ -266,7 +267,7 @@ def test_events_that_differ_in_their_texts_are_read_as_if_each_was_looked_at(
     chunks = [compact(text, key, finish_reason=finish) for text, finish in events]
     chunks += [b"data: " + json.dumps({"choices": [], "usage": USAGE}).encode() + b"\n\n", DONE]
     quick, whole = (CompletionStream("a", withhold=True) for _ in range(2))
-    whole._looks = 0
+    whole._plain = PlainEvents(looks=0)
     assert [quick.feed(chunk) for chunk in chunks] == [whole.feed(chunk) for chunk in chunks]
     for tap in (quick, whole):
         tap.end()

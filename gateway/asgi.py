@@ -150,6 +150,7 @@ class Stage:
 
     def __init__(self, to: Sink) -> None:
         self._to = to
+        self.last: Sink = to.last if isinstance(to, Stage) else to
 
     @property
     def on_room(self) -> Callable[[], None] | None:
@@ -163,7 +164,7 @@ class Stage:
     @property
     def is_full(self) -> bool:
         """Whether the client has to read before more is written."""
-        return self._to.is_full
+        return self.last.is_full
 
     @property
     def is_drained(self) -> bool:

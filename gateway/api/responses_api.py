@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -23,7 +24,9 @@ from plait.gateway.timer import loop_time_s
 _Held = tuple[str, Callable[[bool], None]]
 """The id of a response that is being stored, and what writes the end of its answer."""
 
-_LAST_EVENTS: Final = (b"response.completed", b"response.incomplete")
+_ENDS: Final = frozenset(("response.completed", "response.incomplete"))
+_LAST_EVENT: Final = re.compile(rb"response\.(?:completed|incomplete)")
+"""What an event that ends a response has in it. A text may have it, too."""
 
 
 class KeptResponse(ClientStage):
@@ -67,19 +70,19 @@ class KeptResponse(ClientStage):
         """Write whole events. The event that ends the response waits for the commit."""
         if self._held is not None:
             self._later.append(partial(write, events))
-        elif not any(name in events for name in _LAST_EVENTS):
+        elif _LAST_EVENT.search(events) is None:
             write(events)
         else:
             parts = events_of(events)
-            place = next(place for place, event in enumerate(parts) if any(name in event for name in _LAST_EVENTS))
-            data = json_object(parts[place].partition(b"data:")[2]) or {}
+            ended = ((place, _ended_response(event)) for place, event in enumerate(parts))
+            place, response = next((one for one in ended if one[1] is not None), (0, None))
 
             def write_last(is_stored: bool) -> None:
                 if not is_stored:
                     parts[place] = unstored_event(parts[place])
                 write(b"".join(parts))
 
-            self._keep(data.get("response"), write_last)
+            self._keep(response, write_last)
 
     def _keep(self, response: object, write: Callable[[bool], None]) -> None:
         """Store the `response`, then `write` the answer, which is told whether it is stored."""
@@ -106,24 +109,32 @@ class KeptResponse(ClientStage):
         self._end_turn()
 
     async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
-        if until is not None and self._held is None:
-            self._turn = asyncio.get_running_loop().create_future()
-            until.add_done_callback(self._end_turn)
-            await self._to.flush(self._turn)
-        if self._held is not None:
-            response_id, write = self._held
-            is_stored = await self._stored.once_stored(self._tenant, response_id, True, lambda _: False)
-            self._held = None
-            write(is_stored)
-            for write_more in self._later:
-                write_more()
-            if self._to.is_drained and self.on_room is not None:
-                self.on_room()
+        while self._held is not None or (until is not None and not until.done()):
+            if self._held is not None:
+                response_id, write = self._held
+                is_stored = await self._stored.once_stored(self._tenant, response_id, True, lambda _: False)
+                self._held, later, self._later = None, self._later, []
+                write(is_stored)
+                for write_more in later:
+                    write_more()
+                if self._to.is_drained and self.on_room is not None:
+                    self.on_room()
+            elif until is not None:
+                self._turn = asyncio.get_running_loop().create_future()
+                until.add_done_callback(self._end_turn)
+                await self._to.flush(self._turn)
         await self._to.flush(until)
 
     def _end_turn(self, _until: object = None) -> None:
         if self._turn is not None and not self._turn.done():
             self._turn.set_result(None)
+
+
+def _ended_response(event: bytes) -> object:
+    """The response of an event that ends it; None for any other event, whatever its texts mention."""
+    data = json_object(event.partition(b"data:")[2]) or {}
+    kind = data.get("type") or event.removeprefix(b"event:").partition(b"\n")[0].strip().decode("ascii", "replace")
+    return data.get("response") if isinstance(kind, str) and kind in _ENDS else None
 
 
 async def continued(stored: StoredResponses, body: OpenBody, fields: Json) -> Json:

@@ -22,11 +22,10 @@ from plait.gateway.asgi import ClientSink, Headers, unless_gone
 from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.calls.routes import RESPONSES_PATH
+from plait.gateway.chaining.asked_step import AskedStep, RequestPrompt
 from plait.gateway.chaining.background_call import (
     AskedResponse,
     BackgroundCall,
-    HeldResponse,
-    new_response,
     read_response,
     response_of,
 )
@@ -62,12 +61,13 @@ class BackgroundApi:
             raise CallerError(message, param="background", code="invalid_annotation")
         identity = self._new_identity(incoming.tenant)
         asked = AskedResponse(fields, items, fields.get("previous_response_id"), identity.created_s)
-        held = read_response(incoming, asked)
-        check_request(held.request)
+        step = read_response(incoming, asked)
+        assert isinstance(step.prompts, RequestPrompt)
+        check_request(step.prompts.request)
         reader = self.chained.runner.reader
-        reader.prompts.check(held.request)
-        reader.router.models.check(held.request.model)
-        return self._added(identity, held, durable=annotations.durable is not False)
+        reader.prompts.check(step.prompts.request)
+        reader.router.models.check(step.prompts.model)
+        return self._added(identity, asked, step, durable=annotations.durable is not False)
 
     def find(self, tenant: str, response_id: str) -> BackgroundCall | None:
         """The running response with this id; None if there is none. Raises `PlaitError` while the log is being read."""
@@ -108,12 +108,12 @@ class BackgroundApi:
             if self.chained.executor.sessions.is_own(tenant, f"{PREFIX}{identity.key}"):
                 return identity
 
-    def _added(self, identity: Identity, held: HeldResponse, *, durable: bool) -> BackgroundCall:
-        executor, incoming = self.chained.executor, held.incoming
+    def _added(self, identity: Identity, asked: AskedResponse, step: AskedStep, *, durable: bool) -> BackgroundCall:
+        executor, incoming = self.chained.executor, step.incoming
         session = executor.sessions.open(
             incoming.tenant, f"{PREFIX}{identity.key}", incoming.arrived_s, durable=durable
         )
-        owner = new_response(self.chained.runner, session, held)
+        owner = BackgroundCall(self.chained.runner, session, asked, step)
         try:
             executor.add(session, owner.call, incoming.arrived_s)
         except PlaitError:

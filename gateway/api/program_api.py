@@ -35,11 +35,11 @@ from plait.gateway.api.awaited_variable import (
 from plait.gateway.asgi import EVENT_STREAM, ClientGoneError, Headers, error_headers, id_of, send_whole, unless_gone
 from plait.gateway.calls.annotations import PROGRAM_WITH_GETS, of_route
 from plait.gateway.calls.call_reader import Incoming
+from plait.gateway.chaining.asked_step import AskedStep
 from plait.gateway.chaining.chained_calls import ChainedCalls
 from plait.gateway.chaining.native_step import DeclaredStep
 from plait.gateway.chaining.program import AskedProgram, enter, read_calls
 from plait.gateway.chaining.submission import SessionId, TimeToLive, VariableName
-from plait.gateway.chaining.submitted_call import HeldSubmission
 from plait.gateway.chaining.unstored import unstored_fields, unstored_headers
 from plait.gateway.intake.open_bodies import OpenBodies
 from plait.gateway.programs.executor import Executor
@@ -155,12 +155,12 @@ class ProgramApi:
             )
 
 
-def _last_gets(body: ProgramBody, calls: Sequence[HeldSubmission]) -> set[str]:
+def _last_gets(body: ProgramBody, calls: Sequence[AskedStep]) -> set[str]:
     """The gets that no other get waits for."""
     inputs: dict[str, Collection[str]] = {step.output: step.inputs for step in body.natives}
     for call in calls:
-        needs = with_condition(call.submission.inputs, call.annotations.when)
-        inputs |= {step.output.variable: needs for step in call.submission.steps}
+        needs = with_condition(call.prompts.inputs, call.annotations.when)
+        inputs |= {output.variable: needs for output in call.prompts.outputs}
     before, walked = set[str](), [*body.gets]
     while walked:
         new = set(inputs.get(walked.pop(), ())) - before

@@ -29,10 +29,12 @@ from plait.gateway.api.awaited_variable import (
 from plait.gateway.asgi import id_of
 from plait.gateway.calls.annotations import Annotations, Given, of_route
 from plait.gateway.calls.call_reader import Incoming
+from plait.gateway.chaining.asked_step import AskedStep
+from plait.gateway.chaining.asked_submission import read_submission
+from plait.gateway.chaining.chained_call import ChainedCall
 from plait.gateway.chaining.chained_calls import ChainedCalls
 from plait.gateway.chaining.native_step import DeclaredStep, NativeSteps, StepInputs, StepSeconds
 from plait.gateway.chaining.submission import SessionId, SubmitBody, TimeToLive, VariableName
-from plait.gateway.chaining.submitted_call import HeldSubmission, new_call, read_submission
 from plait.gateway.chaining.unstored import unstored_response
 from plait.gateway.ids import SESSION_ID, VARIABLE_NAME
 from plait.gateway.intake.open_bodies import OpenBodies
@@ -210,13 +212,13 @@ class SemanticApi:
         await self._entrance.whole(tenant, session_id)
         return self._executor.sessions.open(tenant, session_id, loop_time_s(), ttl_s, durable=durable)
 
-    def _submitted(self, session: Session, asked: HeldSubmission) -> HeldCall:
+    def _submitted(self, session: Session, asked: AskedStep) -> HeldCall:
         """The new call of a submission, or the call that it repeats.
 
         If an input has failed, the call fails at once. The submission is accepted; getters of the outputs get the
         error.
         """
-        call = new_call(self._chained.runner, session, asked)
+        call = ChainedCall(self._chained.runner, session, asked).call
         first = repeated(session, call)
         if first is not None:
             return first

@@ -8,7 +8,7 @@ response are in one commit, so that the response is neither lost nor generated a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
@@ -19,20 +19,21 @@ from plait.backends.translation.answer_translator import Identity
 from plait.backends.translation.background_turn import PREFIX
 from plait.backends.translation.translation import TRANSLATIONS
 from plait.gateway.asgi import ClientGoneError
-from plait.gateway.calls.annotations import Annotations, read_annotations
+from plait.gateway.calls.annotations import read_annotations
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.calls.outgoing import unhurried
 from plait.gateway.calls.records import refused
 from plait.gateway.calls.routes import CHAT_PATH, RESPONSES_PATH
+from plait.gateway.chaining.asked_step import AskedStep, RequestPrompt, without_keys
 from plait.gateway.chaining.background_answer import BackgroundAnswer
-from plait.gateway.chaining.chained_call import CallRunner, ChainedCall, without_keys
-from plait.gateway.chaining.filled_prompts import Unfilled
+from plait.gateway.chaining.chained_call import CallRunner, ChainedCall
+from plait.gateway.chaining.filled_prompts import Request
 from plait.gateway.chaining.unstored import unstored_events
 from plait.gateway.programs.held_call import HeldCall, KeptRequest, ReadyCall
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import FailureCause
 from plait.gateway.timer import loop_time_s
-from plait.policy.types import CHARACTERS_PER_TOKEN, Objective
+from plait.policy.types import Objective
 
 T = TypeVar("T")
 
@@ -55,65 +56,54 @@ class AskedResponse(msgspec.Struct, frozen=True):
     """Unix time."""
 
 
-class HeldResponse(NamedTuple):
-    """The request translated to a chat, with its annotations. The body of `incoming` is the chat's."""
+def read_response(incoming: Incoming, asked: AskedResponse) -> AskedStep:
+    """The step that generates a response: its request, translated to a chat.
 
-    asked: AskedResponse
-    incoming: Incoming
-    request: ChatRequest
-    annotations: Annotations
-
-
-def read_response(incoming: Incoming, asked: AskedResponse) -> HeldResponse:
-    """Translate a response's request to a chat. Raises `CallerError` for what no chat can express."""
+    Raises `CallerError` for what no chat can express.
+    """
     body = msgspec.json.encode(TRANSLATIONS[RESPONSES_PATH].to_chat({**asked.fields, "stream": True}))
     request = parse_request(body, ChatRequest)
     annotations = read_annotations(incoming.headers, request.plait, request.service_tier)
-    chat = msgspec.structs.replace(incoming, path=CHAT_PATH, body=body, is_translated=True)
-    return HeldResponse(asked, chat, request, annotations.unless_marked(Objective.THROUGHPUT))  # nobody waits for it
+    return AskedStep(
+        msgspec.structs.replace(incoming, path=CHAT_PATH, body=body, is_translated=True),
+        annotations.unless_marked(Objective.THROUGHPUT),  # nobody waits for it
+        RequestPrompt(CHAT_PATH, body, request),
+        fingerprint=None,
+        kept=lambda: KeptRequest(
+            "response", RESPONSES_PATH, without_keys(incoming.headers), msgspec.json.encode(asked)
+        ),
+    )
 
 
 class BackgroundCall(ChainedCall):
     """The call of one response. Clients follow its `answer`."""
 
-    __slots__ = ("_held", "_is_cancelled", "_is_kept", "_is_over", "_previous", "answer", "fields", "items")
+    __slots__ = ("_is_cancelled", "_is_kept", "_is_over", "_previous", "answer", "fields", "items")
 
-    def __init__(self, runner: CallRunner, session: Session, held: HeldResponse) -> None:
-        super().__init__(runner, session, CHAT_PATH)
-        asked = held.asked
-        self.fields = {name: value for name, value in asked.fields.items() if name != "input"}
-        self.fields["model"] = runner.reader.router.models.target(held.request.model)  # as engines answer
-        identity = Identity(session.session_id.removeprefix(PREFIX), asked.created_s)
-        self.answer = BackgroundAnswer(self.fields, identity, self.answer_bytes)
-        self.items = msgspec.json.encode(asked.items)
-        self._previous = asked.previous
-        self._held: HeldResponse | None = held
+    def __init__(self, runner: CallRunner, session: Session, response: AskedResponse, asked: AskedStep) -> None:
+        super().__init__(runner, session, asked)
+        self.fields = {name: value for name, value in response.fields.items() if name != "input"}
+        self.fields["model"] = runner.reader.router.models.target(asked.prompts.model)  # as engines answer
+        identity = Identity(session.session_id.removeprefix(PREFIX), response.created_s)
+        self.sink = self.answer = BackgroundAnswer(self.fields, identity, self.answer_bytes)
+        self.items = msgspec.json.encode(response.items)
+        self.call.held_bytes += len(self.items)
+        self._previous = response.previous
         self._is_cancelled = False
         self._is_over = self._is_kept = False
 
     async def run(self, ready: ReadyCall) -> None:
         """Deliver the chat, and store the response."""
-        held, call, executor = self._held, self.call, self.runner.executor
-        assert held is not None, "a call runs once"
-        self._held = None  # frees the body
-        incoming = msgspec.structs.replace(held.incoming, request_id=call.call_id, arrived_s=ready.ready_s)
-        with self.runner.prompts.of(incoming.tenant, call) as prompt:
-            unfilled = Unfilled(
-                held.request.model,
-                held.request.prompt_field,
-                None,
-                lambda: (incoming.body, held.request),
-                lambda request: request if self.fields.get("stream") else unhurried(request),
-            )
-            asked = await prompt.read(incoming, unfilled, held.annotations)
-            executor.start(call, loop_time_s())
-            await self.deliver(asked, self.answer)
+        await super().run(ready)
         if self.answer.problem is not None:
             raise self.answer.problem
         with self.runner.stored.together():
             self._has_ended = True
-            executor.finish(call, loop_time_s())
+            self.runner.executor.finish(self.call, loop_time_s())
             self._keep()
+
+    def adapt(self, request: Request) -> Request:
+        return request if self.fields.get("stream") else unhurried(request)
 
     def cancel(self) -> None:
         with self.runner.stored.together():
@@ -194,33 +184,10 @@ class BackgroundCall(ChainedCall):
         return await self.runner.stored.once_stored(tenant, response_id, answer, unstored, in_background=True)
 
 
-def new_response(runner: CallRunner, session: Session, held: HeldResponse) -> BackgroundCall:
-    asked, incoming, request, annotations = held
-    owner = BackgroundCall(runner, session, held)
-    owner.call = HeldCall(
-        incoming.request_id,
-        (),
-        (),
-        owner,
-        request.model,
-        slo=annotations.slo,
-        objective=annotations.objective,
-        prompt_tokens=len(incoming.body) // CHARACTERS_PER_TOKEN,
-        output_tokens=request.output_limit,
-        held_bytes=len(incoming.body) + len(owner.items),
-        request=lambda: KeptRequest(
-            "response", RESPONSES_PATH, without_keys(incoming.headers), msgspec.json.encode(asked)
-        ),
-    )
-    return owner
-
-
-def responding_again(
-    runner: CallRunner, session: Session, call_id: str, request: KeptRequest, now_s: float
-) -> HeldCall:
+def responding_again(runner: CallRunner, session: Session, incoming: Incoming) -> HeldCall:
     """The call of a background response from the log. Raises `CallerError` if the request is not valid any more."""
-    incoming = Incoming(request.path, request.headers, b"", call_id, now_s, session.tenant.name)
-    return new_response(runner, session, read_response(incoming, _ASKED.decode(request.body))).call
+    response = _ASKED.decode(incoming.body)
+    return BackgroundCall(runner, session, response, read_response(incoming, response)).call
 
 
 def response_of(session: Session) -> BackgroundCall | None:

@@ -9,12 +9,11 @@ relay, once for each output and again if an answer breaks off. Each delivery get
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
-from typing import Final, NamedTuple
+from typing import ClassVar, Final, NamedTuple
 
 import msgspec
 import structlog
@@ -28,16 +27,16 @@ from plait.backends.errors import (
     PlaitError,
     ValueTooLargeError,
 )
-from plait.backends.protocol.openai import ChatRequest, CompletionRequest
 from plait.gateway.answers.completion_text import TextTap
-from plait.gateway.asgi import Headers, Sink
-from plait.gateway.calls.call import Asked, Ending
+from plait.gateway.asgi import Sink
+from plait.gateway.calls.call import NOWHERE, Asked, Ending
 from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader
 from plait.gateway.calls.outgoing import unhurried
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.stored_responses import StoredResponses
+from plait.gateway.chaining.asked_step import AskedStep
 from plait.gateway.chaining.entrance import Entrance
-from plait.gateway.chaining.filled_prompts import FilledPrompts
+from plait.gateway.chaining.filled_prompts import FilledPrompts, Request
 from plait.gateway.chaining.metrics import ProgramMetrics
 from plait.gateway.chaining.recorded_answer import AnswerBytes
 from plait.gateway.chaining.standing_promise import StandingPromise
@@ -63,13 +62,6 @@ order (`Admission`); the leases of several refuse them.
 
 MOMENTARY: Final = OF_RATES | {"too_many_waiting", "overloaded"}
 """The codes of limits that a call waits for."""
-
-_KEYS = frozenset((b"api-key", b"authorization", b"cookie", b"proxy-authorization", b"x-api-key"))
-
-
-def without_keys(headers: Headers) -> tuple[tuple[bytes, bytes], ...]:
-    """The headers without API keys, which must not be stored."""
-    return tuple((name, value) for name, value in headers if name not in _KEYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,14 +119,20 @@ class Generated(NamedTuple):
     value: str
 
 
-class ChainedCall(ABC):
-    """Runs one call. `path` is the engine's route. `space` is stripped from the beginning of the current output."""
+class ChainedCall:
+    """Runs one step, whose outputs are read by name. Subclasses have clients that read the answer.
+
+    `path` is the engine's route. `space` is stripped from the beginning of the current output. Without `asked`, the
+    step has run in an earlier process, and the caller sets `call`.
+    """
 
     __slots__ = (
         "_after",
+        "_asked",
         "_has_ended",
         "_is_begun_anew",
         "_is_delivered",
+        "_made",
         "_task",
         "_was_cut",
         "answer_bytes",
@@ -143,35 +141,83 @@ class ChainedCall(ABC):
         "promise",
         "runner",
         "session",
+        "sink",
         "space",
     )
 
-    def __init__(self, runner: CallRunner, session: Session, path: str) -> None:
+    is_answered: ClassVar[bool] = False
+    """Whether clients get the answer itself."""
+
+    def __init__(self, runner: CallRunner, session: Session, asked: AskedStep | None, path: str = "") -> None:
         self.runner = runner
         self.session = session
-        self.path = path
+        self.path = path if asked is None else asked.prompts.path
         self.space = ""
+        self.sink: Sink = NOWHERE
+        """Gets the engine's answer."""
         self.call: HeldCall
         self.promise = StandingPromise(runner.relay)
         self.answer_bytes = AnswerBytes(runner.executor.sessions, session)
+        self._asked = asked
+        self._made: list[tuple[str, str]] = []
         self._after: asyncio.Event | None = None
         self._task: asyncio.Task[None] | None = None
         self._has_ended = False
         self._is_begun_anew = False
         self._is_delivered = False  # the relay has had the call, so the relay logs its end
         self._was_cut = False
+        if asked is not None:
+            self.call = asked.held_call(session, self, is_answered=self.is_answered)
 
-    @abstractmethod
     async def run(self, ready: ReadyCall) -> None:
-        """Run the call. Raises `PlaitError` or `BrokenCallError` if an output gets no value."""
+        """Run the step: fill a prompt and generate its output, one after the other.
 
-    @abstractmethod
+        Raises `PlaitError` or `BrokenCallError` if an output gets no value.
+        """
+        asked, self._asked = self._asked, None  # frees the body: a session may keep the call long after it ran
+        assert asked is not None, "a call runs once"
+        prompts, call, engine_id = asked.prompts, self.call, None
+        values, texts = dict(ready.values), [text for text, _ in self._made]
+        values |= {output.variable: value for output, (_, value) in zip(prompts.outputs, self._made, strict=False)}
+        count = max(1, len(prompts.outputs))
+        for number in range(len(texts), count):
+            incoming = msgspec.structs.replace(
+                asked.incoming,
+                path=self.path,
+                request_id=f"{call.call_id}.{number}" if number else call.call_id,
+                arrived_s=loop_time_s() if number else ready.ready_s,
+            )
+            self.promise.steps_left = count - number
+            self.space = prompts.space(number)
+            with self.runner.prompts.of(incoming.tenant, call) as prompt:
+                unfilled = prompts.unfilled(number, values, texts)
+                filled = await prompt.read(incoming, unfilled, asked.annotations, self.adapt)
+                if number == 0:
+                    self.runner.executor.start(call, loop_time_s())
+                if not call.outputs:
+                    await self.deliver(filled)
+                    return
+                here = msgspec.structs.replace(filled, continues_on=engine_id, session=self.session.session_id)
+                engine_id, text, values[prompts.outputs[number].variable] = await self.generate(here)
+                texts.append(text)
+
+    def adapt(self, request: Request) -> Request:
+        """The streaming request; with fewer, larger events (`unhurried`) if no getter streams the current output."""
+        return request if self.session.streaming(self.call.output) else unhurried(request)
+
     def take_back(self) -> bool:
-        """Discard the partial answer before a retry. False, and no retry, if a client has seen a part of it."""
+        """Discard the partial answer before a retry. False, and no retry, if a client has seen a part of it.
 
-    @abstractmethod
+        Getters that stream an output get an error if the new text differs.
+        """
+        return True
+
     def on_failed(self, error: PlaitError) -> None:
-        """Send the error to the clients that wait for the call's answer."""
+        """Nobody waits for the answer: those who wait for outputs get what has failed them."""
+
+    def go_on_after(self, text: str, value: str) -> None:
+        """Skip an output that an earlier process has generated: its text, and the value after its transform."""
+        self._made.append((text, value))
 
     @property
     def has_ended(self) -> bool:
@@ -202,13 +248,9 @@ class ChainedCall(ABC):
         if self._task is not None:
             self._task.cancel()
 
-    def unless_watched(self, request: ChatRequest | CompletionRequest) -> ChatRequest | CompletionRequest:
-        """The streaming request; with fewer, larger events (`unhurried`) if no getter streams the current output."""
-        return request if self.session.streaming(self.call.output) else unhurried(request)
-
-    async def generate(self, asked: Asked, sink: Sink) -> Generated:
+    async def generate(self, asked: Asked) -> Generated:
         """Deliver the call, and produce the current output from its text. Raises `BrokenCallError` or `PlaitError`."""
-        engine_id = await self.deliver(asked, sink)
+        engine_id = await self.deliver(asked)
         output, text = self.call.output, str(self.call.text)
         assert output is not None, "a step is run for each output"
         if self._was_cut and output.must_be_whole:
@@ -228,7 +270,7 @@ class ChainedCall(ABC):
             raise BrokenCallError(cause, _problem(error)) from error
         return Generated(engine_id, text, value)
 
-    async def deliver(self, asked: Asked, sink: Sink) -> str:
+    async def deliver(self, asked: Asked) -> str:
         """Deliver the call until an engine answers in full. Returns that engine's id.
 
         The relay retries as long as no byte of the answer has come. If an answer breaks off later, this method delivers
@@ -240,7 +282,7 @@ class ChainedCall(ABC):
             failed = list[Ending]()
             while True:
                 try:
-                    tried = await self._attempt(sink, failed)
+                    tried = await self._attempt(failed)
                 except NoEngineError as error:
                     if failed:
                         raise _broken(failed[-1]) from error
@@ -255,7 +297,7 @@ class ChainedCall(ABC):
         finally:
             self.promise.end()
 
-    async def _attempt(self, sink: Sink, failed: Sequence[Ending]) -> Ending:
+    async def _attempt(self, failed: Sequence[Ending]) -> Ending:
         output = self.call.output
         self.runner.executor.attempt(self.call, loop_time_s())
         if self.call.attempts > 1:  # a call that crashes the gateway must not run again without limit
@@ -273,7 +315,7 @@ class ChainedCall(ABC):
                 begins_anew=partial(self._begins_anew, was_refused),
             )
             try:
-                ending = await self.runner.relay.run(asked, sink)
+                ending = await self.runner.relay.run(asked, self.sink)
             except LimitError as error:
                 pause_s = error.retry_after_s
                 most_s = inf if error.code in OF_RATES else until_s

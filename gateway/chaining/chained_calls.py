@@ -7,34 +7,32 @@ answer, and the answer's text becomes the value of the output. While a call wait
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from starlette.types import Send
 
 from plait.backends.errors import CallerError, ConflictError, GatewayStoppingError, LimitError, PlaitError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, check_request, parse_request
-from plait.gateway.asgi import EVENT_STREAM, ClientGoneError, Headers, MessageSink
+from plait.gateway.asgi import EVENT_STREAM, ClientGoneError, Headers
 from plait.gateway.calls.annotations import Annotations, promised_output, read_annotations
 from plait.gateway.calls.call import Asked
 from plait.gateway.calls.call_reader import CallReader, Incoming
-from plait.gateway.calls.outgoing import FIELDS
 from plait.gateway.calls.records import refused
 from plait.gateway.calls.relay import Relay
 from plait.gateway.calls.routes import CHAT_PATH, KINDS
 from plait.gateway.calls.stored_responses import StoredResponses
-from plait.gateway.chaining.chained_call import BrokenCallError, CallRunner, ChainedCall, without_keys
+from plait.gateway.chaining.asked_step import AskedStep, RequestPrompt, without_keys
+from plait.gateway.chaining.chained_call import BrokenCallError, CallRunner, ChainedCall, Generated
 from plait.gateway.chaining.entrance import Entrance
-from plait.gateway.chaining.filled_prompts import FilledPrompts, Unfilled, fill_in, filled_sizes
+from plait.gateway.chaining.filled_prompts import FilledPrompts, Request
 from plait.gateway.chaining.metrics import ProgramMetrics
 from plait.gateway.chaining.recorded_answer import STREAM_END, HeldEnd, RecordedAnswer
 from plait.gateway.intake.open_bodies import OpenBodies
 from plait.gateway.programs.executor import Executor
-from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output, ReadyCall, with_condition
+from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output
 from plait.gateway.programs.record import ValueSet
 from plait.gateway.programs.session import Session, repeated
 from plait.gateway.programs.session_errors import FailureCause
@@ -42,84 +40,54 @@ from plait.gateway.programs.sessions import stranded
 from plait.gateway.timer import loop_time_s
 from plait.gateway.transforms import parse
 from plait.policy.programs.request_graph_state import VariableState
-from plait.policy.types import CHARACTERS_PER_TOKEN
 
 EXPIRE_INTERVAL_S = 1.0
-
-
-class HeldRequest(NamedTuple):
-    """A client's request, parsed, with its annotations."""
-
-    incoming: Incoming
-    request: ChatRequest | CompletionRequest
-    annotations: Annotations
-
-    output_tokens: int | None
-    """The output limit; None: no limit."""
-
-    is_single: bool
-    """Whether the request asks for one completion."""
 
 
 class AnsweredCall(ChainedCall):
     """A call whose clients get the engine's answer. With `keeps`, a client may repeat its request to get it later."""
 
-    __slots__ = ("_asked", "_end", "answer", "is_left", "streams")
+    __slots__ = ("_end", "answer", "is_left", "streams")
+
+    is_answered = True
 
     def __init__(
-        self, runner: CallRunner, session: Session, path: str, asked: HeldRequest | None, *, streams: bool, keeps: bool
+        self,
+        runner: CallRunner,
+        session: Session,
+        asked: AskedStep | None,
+        path: str = "",
+        *,
+        streams: bool,
+        keeps: bool,
     ) -> None:
-        super().__init__(runner, session, path)
-        self.answer = RecordedAnswer(self.answer_bytes, keeps=keeps)
+        super().__init__(runner, session, asked, path)
+        self.sink = self.answer = RecordedAnswer(self.answer_bytes, keeps=keeps)
         self.streams = streams
         self.is_left = False
         """Whether a client disconnected before its answer ended."""
-        self._asked: HeldRequest | None = asked
         self._end: HeldEnd | None = None
         if keeps and session.record.stores:
-            self._end = HeldEnd(self.answer, session.record, is_whole=not streams)
+            self.sink = self._end = HeldEnd(self.answer, session.record, is_whole=not streams)
 
-    async def run(self, ready: ReadyCall) -> None:
-        runner, call, asked = self.runner, self.call, self._asked
-        assert asked is not None, "a call runs once"
-        self._asked = None  # frees the body: a session may keep the call long after it ran
-        request, values = asked.request, {name: ready.values[name] for name in asked.annotations.inputs}
-        unfilled = Unfilled(
-            request.model,
-            request.prompt_field,
-            partial(filled_sizes, request, values) if values else None,
-            partial(self._fill, asked, values),
-        )
-        incoming = msgspec.structs.replace(asked.incoming, request_id=call.call_id, arrived_s=ready.ready_s)
-        with runner.prompts.of(asked.incoming.tenant, call) as prompt:
-            filled = await prompt.read(incoming, unfilled, asked.annotations)
-            runner.executor.start(call, loop_time_s())
-            if self._end is None:
-                await self._deliver(filled, self.answer)
-            else:
-                await self._deliver_stored(filled, self._end)
-
-    async def _deliver(self, asked: Asked, sink: MessageSink) -> None:
-        await (self.generate if self.call.outputs else self.deliver)(asked, sink)
-
-    async def _deliver_stored(self, asked: Asked, end: HeldEnd) -> None:
-        """Deliver the call, but hold back the end of the answer until the value, or its failure, is stored."""
+    async def generate(self, asked: Asked) -> Generated:
+        """Generate the output. If values are stored, the end of the answer waits for its value, or its failure."""
+        if self._end is None:
+            return await super().generate(asked)
         try:
-            await self._deliver(asked, end)
+            generated = await super().generate(asked)
         except (BrokenCallError, PlaitError):
-            await end.release()
+            await self._end.release()
             raise
-        await end.release()
+        await self._end.release()
+        return generated
+
+    def adapt(self, request: Request) -> Request:
+        return request
 
     def kept_answer(self) -> bytes | None:
         """The body of an unstreamed answer. A repeated stream is made from the value, as one event."""
         return None if self._end is None or self.streams else self._end.body
-
-    def _fill(self, asked: HeldRequest, values: Mapping[str, str]) -> tuple[bytes, ChatRequest | CompletionRequest]:
-        """The body with `values` in its prompt."""
-        fields = FIELDS.decode(asked.incoming.body)
-        request = fill_in(fields, asked.request, values)
-        return msgspec.json.encode(fields), request
 
     def take_back(self) -> bool:
         if self._end is not None:
@@ -186,8 +154,6 @@ class ChainedCalls:
         if not self._takes(incoming, annotations):
             return None
         check_request(request)  # else the engine refuses it only when the inputs have values
-        is_single = request.choices == 1 and request.single_prompt
-        asked = HeldRequest(incoming, request, annotations, request.output_limit, is_single)
         if annotations.session is None:
             raise CallerError(
                 "'plait-inputs', 'plait-output', 'plait-when' and 'plait-session-objective' need a session: send "
@@ -196,11 +162,12 @@ class ChainedCalls:
                 code="invalid_annotation",
             )
         self.runner.reader.router.models.check(request.model)
+        asked = _asked(incoming, request, annotations)
         session = self.executor.sessions.open(
             incoming.tenant, annotations.session, incoming.arrived_s, durable=annotations.durable is not False
         )
         self.executor.prefer(session, annotations.session_objective, incoming.arrived_s)
-        return self._entered(session, asked)
+        return self._entered(session, asked, streams=bool(request.stream))
 
     def _takes(self, incoming: Incoming, annotations: Annotations) -> bool:
         """Whether a request is part of a program: it names variables, or its session has an objective.
@@ -214,12 +181,12 @@ class ChainedCalls:
         session = self.executor.sessions.label(incoming.tenant, annotations.session, incoming.arrived_s)
         return session is not None and session.objective is not None
 
-    def _entered(self, session: Session, asked: HeldRequest) -> tuple[AnsweredCall, bool]:
-        """Add the request's call to its session, or find the call that it repeats.
+    def _entered(self, session: Session, asked: AskedStep, *, streams: bool) -> tuple[AnsweredCall, bool]:
+        """Add the call to its session, or find the call that it repeats.
 
         Returns the call, and whether the request repeats it.
         """
-        owner = _new_owner(self.runner, session, asked)
+        owner = _new_owner(self.runner, session, asked, streams=streams)
         first = repeated(session, owner.call)
         if first is None:
             self.executor.add(session, owner.call, asked.incoming.arrived_s)
@@ -279,20 +246,16 @@ class _AnnotatedBody(msgspec.Struct, frozen=True):
     plait: dict[str, object] | None = None
 
 
-def _new_owner(runner: CallRunner, session: Session, asked: HeldRequest) -> AnsweredCall:
-    streams, keeps = bool(asked.request.stream), asked.annotations.output is not None
-    owner = AnsweredCall(runner, session, asked.incoming.path, asked, streams=streams, keeps=keeps)
-    owner.call = _held_call(session, owner, asked)
-    return owner
+def _new_owner(runner: CallRunner, session: Session, asked: AskedStep, *, streams: bool) -> AnsweredCall:
+    keeps = asked.annotations.output is not None
+    return AnsweredCall(runner, session, asked, streams=streams, keeps=keeps)
 
 
-def answered_again(runner: CallRunner, session: Session, call_id: str, request: KeptRequest, now_s: float) -> HeldCall:
+def answered_again(runner: CallRunner, session: Session, incoming: Incoming) -> HeldCall:
     """The call of a request from the log. Raises `CallerError` if the request is not valid any more."""
-    incoming = Incoming(request.path, request.headers, request.body, call_id, now_s, session.tenant.name)
-    body = parse_request(request.body, KINDS[request.path])
-    is_single = body.choices == 1 and body.single_prompt
-    annotations = read_annotations(request.headers, body.plait)
-    return _new_owner(runner, session, HeldRequest(incoming, body, annotations, body.output_limit, is_single)).call
+    request = parse_request(incoming.body, KINDS[incoming.path])
+    asked = _asked(incoming, request, read_annotations(incoming.headers, request.plait))
+    return _new_owner(runner, session, asked, streams=bool(request.stream)).call
 
 
 def answered_before(
@@ -303,7 +266,7 @@ def answered_before(
     The log has no answer of a stream, nor of a call that ended without its client: these are made from the value.
     """
     asked = msgspec.json.decode(request.body, type=_Addressed)
-    owner = AnsweredCall(runner, session, request.path, None, streams=bool(asked.stream), keeps=True)
+    owner = AnsweredCall(runner, session, None, request.path, streams=bool(asked.stream), keeps=True)
     owner.call = call
     kind: Headers = EVENT_STREAM if asked.stream else [(b"content-type", b"application/json")]
     body = event.answer or _answer_again(asked, request.path, call.call_id, event)
@@ -339,35 +302,28 @@ def _answer_again(asked: _Addressed, path: str, call_id: str, event: ValueSet) -
     return b"data: %b\n\n%b" % (answer, STREAM_END) if asked.stream else answer
 
 
-def _held_call(session: Session, owner: AnsweredCall, asked: HeldRequest) -> HeldCall:
-    incoming, request, annotations = asked.incoming, asked.request, asked.annotations
-    wanted = annotations.output
-    if wanted is not None and not asked.is_single:
+def _asked(incoming: Incoming, request: ChatRequest | CompletionRequest, annotations: Annotations) -> AskedStep:
+    """The step of a request with annotations. Raises `CallerError` for an output that could have several texts."""
+    wanted, body = annotations.output, incoming.body
+    if wanted is None:
+        prompt = RequestPrompt(incoming.path, body, request, annotations.inputs)
+        return AskedStep(incoming, annotations, prompt, fingerprint=None, kept=None)
+    if request.choices != 1 or not request.single_prompt:
         message = "A call with 'plait-output' must have one completion: send one prompt, and 'n' of 1 or no 'n'."
         raise CallerError(message, param="n")
-    transform = parse(wanted.transform) if wanted is not None and wanted.transform is not None else None
-    return HeldCall(
-        session.unused_id(incoming.request_id),
-        with_condition(annotations.inputs, annotations.when),
-        () if wanted is None else (Output(wanted.name, transform, wanted.must_be_whole),),
-        owner,
-        request.model,
-        when=annotations.when,
-        slo=annotations.slo,
-        objective=annotations.objective,
-        prompt_tokens=len(incoming.body) // CHARACTERS_PER_TOKEN,
-        output_tokens=asked.output_tokens,
-        held_bytes=len(incoming.body),
-        fingerprint=None if wanted is None else _fingerprint(asked),
-        is_answered=True,
-        request=None
-        if wanted is None
-        else lambda: KeptRequest("answered", incoming.path, without_keys(incoming.headers), incoming.body),
+    transform = None if wanted.transform is None else parse(wanted.transform)
+    output = Output(wanted.name, transform, wanted.must_be_whole)
+    return AskedStep(
+        incoming,
+        annotations,
+        RequestPrompt(incoming.path, body, request, annotations.inputs, (output,)),
+        fingerprint=_fingerprint(incoming, annotations),
+        kept=lambda: KeptRequest("answered", incoming.path, without_keys(incoming.headers), body),
     )
 
 
-def _fingerprint(asked: HeldRequest) -> bytes:
+def _fingerprint(incoming: Incoming, annotations: Annotations) -> bytes:
     """A digest that a repetition of the request shares. It covers path, annotations and body, but no other headers."""
-    digest = sha256(repr((asked.incoming.path, asked.annotations)).encode())
-    digest.update(asked.incoming.body)
+    digest = sha256(repr((incoming.path, annotations)).encode())
+    digest.update(incoming.body)
     return digest.digest()

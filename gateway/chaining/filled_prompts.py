@@ -155,8 +155,6 @@ class Unfilled(NamedTuple):
     """Computes the bytes of text of each filled prompt. None: no value is filled in."""
     fill: Callable[[], tuple[bytes, Request]]
     """Makes the body and the request."""
-    adapt: Callable[[Request], Request] = lambda request: request
-    """Changes the filled request."""
 
 
 class FilledPrompts:
@@ -239,8 +237,10 @@ class FilledPrompt:
             self._give_back()
             self.prompts.wake(self.tenant)
 
-    async def read(self, incoming: Incoming, unfilled: Unfilled, annotations: Annotations) -> Asked:
-        """Measure, count and fill the prompt, then read it. Raises as `CallReader.read` does.
+    async def read(
+        self, incoming: Incoming, unfilled: Unfilled, annotations: Annotations, adapt: Callable[[Request], Request]
+    ) -> Asked:
+        """Measure, count and fill the prompt, then `adapt` and read the request. Raises as `CallReader.read` does.
 
         Raises, before it fills, `BodyTooLargeError` for a prompt above the limit of a request's body, `LimitError` and
         `ValueTooLargeError` for a prompt beyond the tenant's limits.
@@ -249,7 +249,7 @@ class FilledPrompt:
         try:
             while True:
                 try:
-                    return await self._read(incoming, unfilled, annotations)
+                    return await self._read(incoming, unfilled, annotations, adapt)
                 except (LimitError, ValueTooLargeError):
                     self._give_back()
                     if not await prompts.room(self.tenant, has_waited=has_waited):
@@ -259,14 +259,16 @@ class FilledPrompt:
             if has_waited:
                 prompts.wake(self.tenant)  # `wake` wakes one prompt only: the room may be enough for another
 
-    async def _read(self, incoming: Incoming, unfilled: Unfilled, annotations: Annotations) -> Asked:
+    async def _read(
+        self, incoming: Incoming, unfilled: Unfilled, annotations: Annotations, adapt: Callable[[Request], Request]
+    ) -> Asked:
         reader, own_bytes = self.prompts.reader, len(incoming.body)
         if unfilled.measure is not None:
             sizes = await in_turns(reader, self.tenant, unfilled.measure, own_bytes)
             reader.check_sizes(unfilled.model, sizes, unfilled.field)
             self._take(sum(sizes))
         body, request = await in_turns(reader, self.tenant, unfilled.fill, max(self.size, own_bytes))
-        return await reader.read(msgspec.structs.replace(incoming, body=body), unfilled.adapt(request), annotations)
+        return await reader.read(msgspec.structs.replace(incoming, body=body), adapt(request), annotations)
 
     def _take(self, size: int) -> None:
         if not size:

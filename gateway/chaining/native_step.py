@@ -14,6 +14,8 @@ import msgspec
 from msgspec import Meta
 
 from plait.backends.errors import FailedDependencyError, PlaitError
+from plait.gateway.calls.call_reader import Incoming
+from plait.gateway.chaining.chained_call import CallRunner
 from plait.gateway.chaining.submission import VariableName
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, KeptRequest, Output, Promise, ReadyCall, utf8_bytes
@@ -121,9 +123,10 @@ def new_step(executor: Executor, session: Session, declared: DeclaredStep, call_
     return owner.call
 
 
-def native_again(executor: Executor, session: Session, call_id: str, request: KeptRequest) -> HeldCall:
+def native_again(runner: CallRunner, session: Session, incoming: Incoming) -> HeldCall:
     """A native step from the log. The caller adds it to the session."""
-    return new_step(executor, session, msgspec.json.decode(request.body, type=DeclaredStep), call_id)
+    declared = msgspec.json.decode(incoming.body, type=DeclaredStep)
+    return new_step(runner.executor, session, declared, incoming.request_id)
 
 
 def open_step(session: Session, variable: str) -> HeldCall | None:

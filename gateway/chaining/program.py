@@ -18,10 +18,11 @@ import msgspec
 from plait.backends.errors import CallerError, FailedDependencyError, PlaitError
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.calls.call_reader import Incoming
-from plait.gateway.chaining.chained_call import CallRunner
+from plait.gateway.chaining.asked_step import AskedStep
+from plait.gateway.chaining.asked_submission import read_submission
+from plait.gateway.chaining.chained_call import CallRunner, ChainedCall
 from plait.gateway.chaining.native_step import DeclaredStep, NativeSteps, new_step, open_step
 from plait.gateway.chaining.submission import CALL_BODY
-from plait.gateway.chaining.submitted_call import HeldSubmission, new_call, read_submission
 from plait.gateway.intake.turns import Pieces
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, utf8_bytes
@@ -49,7 +50,7 @@ class AskedProgram(NamedTuple):
     values: Mapping[str, str]
     """By variable."""
 
-    calls: Sequence[HeldSubmission]
+    calls: Sequence[AskedStep]
     natives: Sequence[DeclaredStep]
 
     getters: Sequence[Getter]
@@ -70,7 +71,7 @@ class AskedProgram(NamedTuple):
 
 async def read_calls(
     runner: CallRunner, calls: Sequence[msgspec.Raw], incoming: Incoming, session_id: str | None
-) -> list[HeldSubmission]:
+) -> list[AskedStep]:
     """Parse the calls of a program, in slices. Raises `CallerError` that names the call's place in the program."""
     read = []
     for index, call in enumerate(calls):
@@ -80,12 +81,7 @@ async def read_calls(
             body = decode_body(raw, CALL_BODY)
         with placed(place, outputs=[one.variable for one in body.placeholders if one.in_out]):
             sent = msgspec.structs.replace(incoming, body=raw, request_id=f"{incoming.request_id}:{index}")
-            asked = await read_submission(runner.reader, sent, body, session_id)
-            if "session_id" in asked.submission.fields:
-                raise CallerError(
-                    "A call of a program takes no 'session_id'; name the session in the program.", param="session_id"
-                )
-        read.append(asked)
+            read.append(await read_submission(runner.reader, sent, body, session_id))
     return read
 
 
@@ -103,7 +99,7 @@ def _entry(runner: CallRunner, asked: AskedProgram, now_s: float) -> Pieces[tupl
     session = executor.sessions.open(asked.tenant, asked.session_id, now_s, asked.ttl_s, durable=asked.durable)
     try:
         for index, call in enumerate(asked.calls):
-            calls[f"calls[{index}]"] = new_call(runner, session, call)
+            calls[f"calls[{index}]"] = ChainedCall(runner, session, call).call
             yield
         for index, native in enumerate(asked.natives):
             step_id = f"{asked.request_id}:native-{index}"

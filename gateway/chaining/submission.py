@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -18,7 +19,14 @@ from msgspec import Meta
 from plait.backends.errors import CallerError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request, check_request, parse_request
 from plait.gateway.calls.routes import CHAT_PATH, KINDS, TEXT_PATH
-from plait.gateway.chaining.filled_prompts import PLACEHOLDER, filled_bytes, filled_message, message_texts, sizes_of
+from plait.gateway.chaining.filled_prompts import (
+    PLACEHOLDER,
+    Unfilled,
+    filled_bytes,
+    filled_message,
+    message_texts,
+    sizes_of,
+)
 from plait.gateway.ids import SESSION_ID, VARIABLE_NAME
 from plait.gateway.programs.held_call import Output
 from plait.gateway.transforms import parse
@@ -198,6 +206,14 @@ class Submission:
         self.inputs = tuple(dict.fromkeys(inputs))
 
     @property
+    def model(self) -> str:
+        return self.body.model
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        return tuple(step.output for step in self.steps)
+
+    @property
     def field(self) -> str:
         return "prompt" if self.body.messages is None else "messages"
 
@@ -232,13 +248,24 @@ class Submission:
         sizes_before = (earlier.filled_bytes(None, named, texts) for earlier in before)
         return [sum(sizes_before, turn.filled_bytes(self._end(step), named, texts))]
 
-    def space_before(self, step: OutputStep) -> str:
+    def unfilled(self, number: int, values: Mapping[str, str], texts: Sequence[str]) -> Unfilled:
+        """The prompt of an output. `values`: by variable. `texts`: those of the outputs before it."""
+        step = self.steps[number]
+        generated = {earlier.name: text for earlier, text in zip(self.steps, texts, strict=False)}
+        return Unfilled(
+            self.body.model,
+            self.field,
+            partial(self.filled_sizes, step, values, generated),
+            partial(self.request, step, values, generated),
+        )
+
+    def space(self, number: int) -> str:
         """A space before the output that is left out of the prompt, for the model to write; else empty.
 
         Tokenizers join a space to the word behind it. If the prompt ended with the space, the generated tokens would
         differ from those of the whole text, so that the next step would miss them in the cache.
         """
-        return self._spaces[step.name]
+        return self._spaces[self.steps[number].name]
 
     def _end(self, step: OutputStep) -> int:
         """Where the step's prompt ends in its turn."""

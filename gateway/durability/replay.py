@@ -11,15 +11,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import structlog
 
 from plait.backends.errors import FailedDependencyError, PlaitError
+from plait.gateway.calls.call_reader import Incoming
+from plait.gateway.chaining.asked_submission import submitted_again
 from plait.gateway.chaining.background_call import BackgroundCall, responding_again
 from plait.gateway.chaining.chained_call import CallRunner, ChainedCall
 from plait.gateway.chaining.chained_calls import answered_again, answered_before
 from plait.gateway.chaining.native_step import native_again
-from plait.gateway.chaining.submitted_call import SubmittedCall, made_again
 from plait.gateway.durability.ended_calls import ended_calls
 from plait.gateway.programs.executor import Executor
 from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
@@ -38,6 +40,14 @@ from plait.gateway.programs.record import (
 from plait.gateway.programs.session import Session
 from plait.gateway.programs.session_errors import FailureCause
 from plait.policy.programs.request_graph_state import CallState
+
+AGAIN: Final[dict[str, Callable[[CallRunner, Session, Incoming], HeldCall]]] = {
+    "submission": submitted_again,
+    "answered": answered_again,
+    "native": native_again,
+    "response": responding_again,
+}
+"""By the kind of a logged request: makes its call, or raises `CallerError` if the request is not valid any more."""
 
 log = structlog.get_logger(__name__)
 
@@ -135,16 +145,9 @@ class Replay:
 
     def _made(self, event: Submitted) -> HeldCall:
         request, runner, session = event.request, self.runner, self.session
+        incoming = Incoming(request.path, request.headers, request.body, event.call_id, self.now_s, session.tenant.name)
         try:
-            match request.kind:
-                case "submission":
-                    call = made_again(runner, session, event.call_id, request, self.now_s)
-                case "answered":
-                    call = answered_again(runner, session, event.call_id, request, self.now_s)
-                case "native":
-                    call = native_again(runner.executor, session, event.call_id, request)
-                case "response":
-                    call = responding_again(runner, session, event.call_id, request, self.now_s)
+            call = AGAIN[request.kind](runner, session, incoming)
         except PlaitError as error:
             call = self._ghost(event)
             self._unreadable.append((call, f"it cannot be read again after a restart: {error.message}"))
@@ -174,7 +177,7 @@ class Replay:
         submitted = self._submitted[call.call_id]
         if submitted.request.kind == "answered":
             call.owner = answered_before(self.runner, session, call, submitted.request, event)
-        elif isinstance(call.owner, SubmittedCall):
+        elif isinstance(call.owner, ChainedCall):
             call.owner.go_on_after(event.value if event.text is None else event.text, event.value)
         executor.produce(call, event.value, self.now_s, was_cut=event.was_cut)
 

@@ -195,7 +195,7 @@ async def test_long_prompts_are_put_together_on_threads(
         threads.add(threading.current_thread() is threading.main_thread())
         return fill_in(*given)
 
-    monkeypatch.setattr("plait.gateway.chaining.chained_calls.fill_in", filled)
+    monkeypatch.setattr("plait.gateway.chaining.asked_step.fill_in", filled)
     async with served_calls() as served:
         take(served, 100_000)
         await served.value("a", value)

@@ -104,14 +104,14 @@ def test_the_space_before_an_output_is_left_to_the_model(
 ) -> None:
     made = submission(prompt, CODE, TEST, **fields)
     begun = prompt.split("{{code}}")[1].removesuffix("{{test}}")
-    assert made.space_before(made.steps[1]) == space
+    assert made.space(1) == space
     assert asked(made, code=value)["messages"][-1] == assistant(f"{value}{begun.removesuffix(space)}")
-    assert made.space_before(made.steps[0]) == "", "that of a user stays"
+    assert made.space(0) == "", "that of a user stays"
 
 
 def test_what_the_client_wrote_stands_before_the_answer_in_the_next_prompt() -> None:
     made = submission("Code: {{code}} Test: {{test}}", CODE, TEST, chat=False)
-    assert [made.space_before(step) for step in made.steps] == [" ", " "]
+    assert [made.space(0), made.space(1)] == [" ", " "]
     assert asked(made)["prompt"] == "Code:"
     assert asked(made, code="x = 1")["prompt"] == "Code: x = 1 Test:"
 

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from plait.backends.errors import PlaitError
+from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.durability import replay
 from plait.gateway.durability.recorded import SESSION, Recorded, decoded
 from plait.gateway.durability.replay import Replay
@@ -154,14 +155,14 @@ class Client:
             self.core.executor.endings.close(self.session, self._now_s)
 
 
-def made_again(_runner: object, _session: Session, call_id: str, request: KeptRequest, _now_s: float) -> HeldCall:
-    return call_of(call_id, msgspec.json.decode(request.body, type=CallBody))
+def made_again(_runner: object, _session: Session, incoming: Incoming) -> HeldCall:
+    return call_of(incoming.request_id, msgspec.json.decode(incoming.body, type=CallBody))
 
 
 def replayed(changes: Sequence[Change], monkeypatch: pytest.MonkeyPatch) -> Session:
     """The session that a gateway makes of a log, whose calls have not begun."""
     events = [decoded(change) for change in changes]
-    monkeypatch.setattr(replay, "made_again", made_again)
+    monkeypatch.setitem(replay.AGAIN, "submission", made_again)
     core = Core(hold_timeout_s=30.0)
     runner = cast("Any", SimpleNamespace(executor=core.executor))
     session = core.executor.sessions.restore("t", "s", 0.0, 3600.0)

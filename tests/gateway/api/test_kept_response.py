@@ -83,6 +83,22 @@ async def test_a_response_without_an_id_is_answered_and_not_stored(given: object
             at_once(stored.said_before("t", given, lambda _size: None, 0.0))
 
 
+@pytest.mark.parametrize("kind", [["response.completed"], {}, 5, "response.created"])
+async def test_an_event_of_another_type_is_passed_on(kind: object) -> None:
+    sent: list[Message] = []
+
+    async def to_client(message: Message) -> None:
+        sent.append(message)
+
+    log = Written()
+    one = KeptResponse(AsgiSink(to_client), StoredResponses(10**6, 60.0, log), "t", None, [])
+    event = json.dumps({"type": kind, "says": "response.completed", "response": {"id": "resp_1"}}).encode()
+    one.start(200, [EVENTS])
+    one.end(b"data: %b\n\n" % event)
+    await one.flush()
+    assert (sent[-1]["body"], log.names) == (b"data: %b\n\n" % event, [])
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("given", ["resp_68af4030592c81938ec0a5fbab4a3e9f05438e46b5f69a3b", "resp_" + "bGl0=" * 60])
 async def test_ids_that_engines_choose_are_kept(given: str, streamed: bool) -> None:

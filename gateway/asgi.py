@@ -340,28 +340,6 @@ class AsgiSink(MessageSink):
             self._waiter.set_result(None)
 
 
-class PassingSink(MessageSink):
-    """A sink that changes an answer and forwards it to another sink, whose backpressure it takes over."""
-
-    def __init__(self, to: MessageSink) -> None:
-        super().__init__()
-        self._to = to
-
-    @property
-    def on_room(self) -> Callable[[], None] | None:
-        """Called when the client has read what was too much."""
-        return self._to.on_room
-
-    @on_room.setter
-    def on_room(self, on_room: Callable[[], None] | None) -> None:
-        self._to.on_room = on_room
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the client has to read before more is written."""
-        return self._to.is_full
-
-
 class Nowhere:
     """The sink of a call without a client."""
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from starlette.types import Message, Send
 
 from plait.backends.errors import LimitError, PlaitError
 from plait.backends.http.content_types import is_event_stream
-from plait.gateway.asgi import EVENT_STREAM, Headers, MessageSink, PassingSink
+from plait.gateway.asgi import EVENT_STREAM, Headers, MessageSink
 from plait.gateway.chaining.unstored import unstored_headers, unstored_messages
 from plait.gateway.programs.record import Unrecorded
 from plait.gateway.programs.session import Session
@@ -336,17 +336,32 @@ def _event(body: bytes) -> bytes:
     return b"data: %b\n\n" % b" ".join(body.splitlines())
 
 
-class HeldEnd(PassingSink):
+class HeldEnd(MessageSink):
     """Forwards an answer to a recording, but holds back its end until `release`.
 
     The end of a stream is its last event. With `is_whole`, or if the answer is no stream, all of it is held back.
     """
 
     def __init__(self, answer: RecordedAnswer, record: Unrecorded, *, is_whole: bool) -> None:
-        super().__init__(answer)
+        super().__init__()
+        self._to = answer
         self._record = record
         self._is_whole = is_whole
         self._buffered: list[Message] = []
+
+    @property
+    def on_room(self) -> Callable[[], None] | None:
+        """Called when the slowest follower is not too far behind any more."""
+        return self._to.on_room
+
+    @on_room.setter
+    def on_room(self, on_room: Callable[[], None] | None) -> None:
+        self._to.on_room = on_room
+
+    @property
+    def is_full(self) -> bool:
+        """As that of the recording."""
+        return self._to.is_full
 
     @property
     def body(self) -> bytes:

@@ -27,15 +27,18 @@ from plait.gateway.api.admin import AdminApi
 from plait.gateway.api.auth import AdminAccess, KeyRing
 from plait.gateway.api.background_api import BackgroundApi
 from plait.gateway.api.behind_a_proxy import behind_a_proxy
-from plait.gateway.api.call_api import CallApi, CompletionApi, ForwardingApi
+from plait.gateway.api.call_api import CallApi, CompletionApi, StepBefore
 from plait.gateway.api.error_answers import ANSWERS, UNKNOWN_PATH, SlowClientMetrics
 from plait.gateway.api.operations import About, Operations
 from plait.gateway.api.own_routes import OwnRoutes
+from plait.gateway.api.owned_sessions import OwnedSessions
 from plait.gateway.api.program_api import ProgramApi
+from plait.gateway.api.program_calls import ProgramCalls
 from plait.gateway.api.refusals import Refusals
 from plait.gateway.api.response_routes import ResponsesApi
 from plait.gateway.api.semantic_api import SemanticApi
 from plait.gateway.api.shared_engines import SharedEngines
+from plait.gateway.api.translated_api import TRANSLATED, TranslatedApi
 from plait.gateway.calls.call_reader import CallReader, PromptReader
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.gate import Gate
@@ -136,7 +139,7 @@ class Gateway:
         self._relay = relay = self._new_relay()
         self.bodies = new_bodies(config, self._forwarding.peers)
         self._chained = ChainedCalls(executor, reader, relay, programs, self.bodies, stored=self._stored)
-        completions = CompletionApi(reader, relay, self._chained, self._forwarding, self.refusals)
+        completions = CompletionApi(reader, relay, self._new_steps())
         self._rest = self._new_rest()
         self._requests = OpenRequests(self._new_routes(completions), self.refusals.outermost)
         self.app = behind_a_proxy(self._requests, config.server.root_path, config.server.cors_origins)
@@ -173,23 +176,29 @@ class Gateway:
         self._registry.register(ResponsesCollector(stored))
         return stored
 
+    def _new_steps(self) -> list[StepBefore]:
+        """What comes before a completion with annotations becomes a call."""
+        programs = ProgramCalls(self._chained, self.refusals)
+        return [programs] if self._forwarding.is_alone else [OwnedSessions(self._forwarding), programs]
+
     def _new_routes(self, completions: CompletionApi) -> ASGIApp:
         """All routes. Calls go straight to the data path, all other requests through Starlette."""
         keys, forwarding, bodies = self._keys, self._forwarding, self.bodies
-        rest: ASGIApp = self._rest
+        background, rest = BackgroundApi(self._chained), self._rest
+        own: ASGIApp = rest
         if not forwarding.is_alone:
             self._shared_engines = SharedEngines(rest, forwarding, self.engines)
-            rest = SessionRoutes(
+            own = SessionRoutes(
                 self._shared_engines,
                 forwarding,
                 bodies,
                 tenant_of=keys.check,
                 check_admin=lambda scope: self._admin.check(Request(scope)),
-                responses=BackgroundApi(self._chained),
+                responses=background,
             )
-        rest = OwnRoutes(rest, bodies, tenant_of=keys.check, on_refused=self.refusals.elsewhere)
-        others = ForwardingApi(completions, self._stored, self._thoughts)
-        calls = CallApi(completions, others, keys, bodies, self.refusals, rest)
+        own = OwnRoutes(own, bodies, tenant_of=keys.check, on_refused=self.refusals.elsewhere)
+        translated = TranslatedApi(completions, self._stored, self._thoughts, forwarding, background, self.refusals)
+        calls = CallApi(completions, dict.fromkeys(TRANSLATED, translated), keys, bodies, self.refusals, own)
         return calls if forwarding.is_alone else PeerFront(calls, forwarding, self.refusals.unread)
 
     def _new_rest(self) -> Starlette:

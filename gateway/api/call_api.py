@@ -1,20 +1,18 @@
 """The routes whose requests are LLM calls, as plain ASGI. Starlette serves all other routes (`Gateway.app`).
 
-`CallApi` authenticates and reads a request. `CompletionApi` then answers a chat or text completion, which may be a call
-of a program. `ForwardingApi` answers a request on another route of the engines: it forwards the request, or translates
-it to a chat completion. Forms with files are forwarded without these two.
+`CallApi` authenticates a request and reads its body. The `Preparer` of its route then makes it a call: `CompletionApi`
+for chats and texts, `ForwardedApi` for other routes of engines, or one that a guest brings. A guest's `StepBefore` may
+answer a completion with annotations itself, as the owner of its session or its program does.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from time import thread_time
-from typing import Any, Final
-from urllib.parse import quote
+from typing import NamedTuple, Protocol
 
 import msgspec
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -27,17 +25,11 @@ from plait.backends.errors import (
     PlaitError,
 )
 from plait.backends.protocol.client_bodies import mended
-from plait.backends.protocol.openai import ChatRequest, RequestT, decode_body, parse_request
-from plait.backends.translation.fields import ENGINE_SPEAKS_CHAT, InexpressibleError
-from plait.backends.translation.messages_request import BUDGET
-from plait.backends.translation.translation import Translation
+from plait.backends.protocol.openai import ChatRequest, CompletionRequest, RequestT, parse_request
 from plait.gateway.api.auth import KeyRing
-from plait.gateway.api.background_api import BECOMES_CHAT, BackgroundApi
 from plait.gateway.api.error_answers import error_body
 from plait.gateway.api.multipart_api import read_form
 from plait.gateway.api.refusals import Refusals
-from plait.gateway.api.responses_api import KeptResponse, continued, input_items, referred
-from plait.gateway.api.rewritten_answer import ContinuedAnswer, TranslatedAnswer
 from plait.gateway.asgi import (
     NAME,
     UNREAD_S,
@@ -62,51 +54,53 @@ from plait.gateway.calls.call import Asked
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.relay import Relay
-from plait.gateway.calls.routes import (
-    CHAT_PATH,
-    INPUT_TOKENS_PATH,
-    KINDS,
-    MESSAGES_PATH,
-    RESPONSES_PATH,
-    ROUTES,
-    CallRoute,
-    ForwardedRequest,
-)
-from plait.gateway.calls.sealed_thoughts import MARK, SealedThoughts
-from plait.gateway.calls.stored_responses import StoredResponses
-from plait.gateway.chaining.chained_calls import AnsweredCall, ChainedCalls
+from plait.gateway.calls.routes import KINDS, MESSAGES_PATH, RESPONSES_PATH, ROUTES, CallRoute, ForwardedRequest
 from plait.gateway.intake.open_bodies import OpenBodies, OpenBody
 from plait.gateway.intake.uploads import Upload
-from plait.gateway.peers.forwarding import Forwarding, OwnedName
-from plait.gateway.peers.signatures import API_KEYS, Checked, Forwarded
 from plait.gateway.timer import loop_time_s
 from plait.policy.types import CHARACTERS_PER_TOKEN
-
-Fields = dict[str, Any]
 
 Answer = Callable[[], Awaitable[None]]
 """Answers a request that was read. Raises `ClientGoneError`, and before the first byte of the answer `PlaitError`."""
 
-_RESPONSES: Final = frozenset((RESPONSES_PATH, INPUT_TOKENS_PATH))
-"""The routes whose bodies may continue a stored response."""
 
-_SEAL: Final = MARK.encode()
+class Preparer(Protocol):
+    """Makes calls of the requests of some routes."""
 
-_FIELDS: msgspec.json.Decoder[Fields] = msgspec.json.Decoder(Fields)
+    async def prepared(self, incoming: Incoming, body: OpenBody, receive: Receive, sink: ClientSink) -> Answer:
+        """Read a request, and return the function that answers it.
+
+        Raises `PlaitError` or `ClientGoneError` if the request does not become a call.
+        """
+
+
+class AskedCompletion(NamedTuple):
+    """A parsed completion with annotations, and its client."""
+
+    incoming: Incoming
+    request: ChatRequest | CompletionRequest
+    annotations: Annotations
+    receive: Receive
+    sink: ClientSink
+
+
+class StepBefore(Protocol):
+    """What a guest does before a completion with annotations becomes a call."""
+
+    async def take(self, asked: AskedCompletion) -> Answer | None:
+        """What answers the request in place of a call; None: the next step has it. Raises as `Preparer.prepared`."""
+
+    def refused(self, incoming: Incoming, error: PlaitError) -> None:
+        """A completion, also one without annotations, becomes no call."""
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionApi:
-    """Serves chat and text completions. A call of a program waits for its inputs first.
-
-    A request for a session of another gateway is forwarded to that gateway.
-    """
+    """Serves chat and text completions. `before`: the guests' steps, in their order."""
 
     calls: CallReader
     relay: Relay
-    chained: ChainedCalls
-    forwarding: Forwarding
-    refusals: Refusals
+    before: Sequence[StepBefore] = ()
 
     def read(self, incoming: Incoming) -> Asked | None:
         """The call of a request; None if the request has annotations, or if threads have to tokenize its prompt.
@@ -114,13 +108,13 @@ class CompletionApi:
         Raises `PlaitError`.
         """
         try:
-            incoming, request = _parsed(incoming, KINDS[incoming.path])
+            incoming, request = parsed(incoming, KINDS[incoming.path])
             annotations = read_annotations(incoming.headers, request.plait, request.service_tier)
             if annotations is not NO_ANNOTATIONS:
                 return None
             begun = self.calls.begin(incoming, request, annotations)
         except PlaitError as error:
-            self.chained.refused(incoming, error)
+            self._refused(incoming, error)
             raise
         if isinstance(begun, Asked):
             return begun
@@ -128,26 +122,26 @@ class CompletionApi:
         return None
 
     async def prepared(
-        self, incoming: Incoming, receive: Receive, sink: ClientSink, on_read: Callable[[int], None] | None = None
+        self,
+        incoming: Incoming,
+        _body: OpenBody | None,
+        receive: Receive,
+        sink: ClientSink,
+        on_read: Callable[[int], None] | None = None,
     ) -> Answer:
-        """Read a request, and return the function that answers it.
-
-        `on_read` is called with the number of prompt tokens, unless the call waits for its inputs. Raises `PlaitError`
-        or `ClientGoneError` if the request does not become a call.
-        """
+        """As in `Preparer`. `on_read` is called with the number of prompt tokens, unless a guest answers."""
         try:
-            incoming, request = _parsed(incoming, KINDS[incoming.path])
+            incoming, request = parsed(incoming, KINDS[incoming.path])
             annotations = read_annotations(incoming.headers, request.plait, request.service_tier)
             if annotations is not NO_ANNOTATIONS:
-                if not self.forwarding.is_alone and await self._is_elsewhere(incoming, annotations, receive, sink):
-                    return _answered
-                self.calls.prompts.check(request)
-                held = await self.chained.take(incoming, request, annotations)
-                if held is not None:
-                    return partial(self._answer_held, *held, incoming, receive, sink)
+                completion = AskedCompletion(incoming, request, annotations, receive, sink)
+                for step in self.before:
+                    answer = await step.take(completion)
+                    if answer is not None:
+                        return answer
             asked = await self.calls.read(incoming, request, annotations)
         except PlaitError as error:
-            self.chained.refused(incoming, error)
+            self._refused(incoming, error)
             raise
         check_client(receive)
         if on_read is not None:
@@ -157,176 +151,49 @@ class CompletionApi:
     async def deliver(self, asked: Asked, receive: Receive, sink: ClientSink) -> None:
         await unless_gone(receive, self.relay.deliver(asked, sink))
 
-    async def _answer_held(
-        self, held: AnsweredCall, is_repeated: bool, incoming: Incoming, receive: Receive, sink: ClientSink
-    ) -> None:
-        """Send a call's answer to one of its clients. The relay logs the call; a repeated request is logged here."""
-        try:
-            await unless_gone(receive, self.chained.answer(held, sink.send))
-        except (PlaitError, ClientGoneError, asyncio.CancelledError) as error:
-            if is_repeated:
-                self.refusals.no_call(incoming, error)
-            raise
-        else:
-            if is_repeated:
-                self.refusals.no_call(incoming, None, status=held.answer.status)
-        finally:
-            self.chained.left(held)
-
-    async def _is_elsewhere(
-        self, incoming: Incoming, annotations: Annotations, receive: Receive, sink: ClientSink
-    ) -> bool:
-        """Whether another gateway owns the session. If so, that gateway has answered the request, and logs the call."""
-        owned, is_label = OwnedName(incoming.tenant, annotations.session), annotations.is_label
-        check_client(receive)
-        try:
-            asked = _forwarded(incoming)
-            return await self.forwarding.forward_to_owner(owned, asked, receive, sink.send, is_label=is_label)
-        except ClientGoneError:
-            return True
+    def _refused(self, incoming: Incoming, error: PlaitError) -> None:
+        for step in self.before:
+            step.refused(incoming, error)
 
 
 @dataclass(frozen=True, slots=True)
-class ForwardingApi:
-    """Serves all other calls without files: forwards them, or translates them to chat completions of this gateway.
-
-    `stored` keeps the responses of `/v1/responses`, as OpenAI does, so that later requests can continue them.
-    """
+class ForwardedApi:
+    """Forwards requests of routes whose answers are no completions, such as embeddings."""
 
     completions: CompletionApi
-    stored: StoredResponses
-    thoughts: SealedThoughts
 
-    async def prepared(self, incoming: Incoming, body: OpenBody, receive: Receive, sink: ClientSink) -> Answer:
-        """Read a request, and return the function that answers it. Raises as `CompletionApi.prepared` does."""
+    async def prepared(self, incoming: Incoming, _body: OpenBody, receive: Receive, sink: ClientSink) -> Answer:
+        """As in `Preparer`."""
         route = ROUTES[incoming.path]
-
-        async def go_on() -> None:
-            await body.bodies.turns.go_on(incoming.tenant, body.size)
-
-        incoming, request = _parsed(incoming, ForwardedRequest)
+        incoming, request = parsed(incoming, ForwardedRequest)
         annotations = read_annotations(incoming.headers, request.plait, request.service_tier)
-        chat = None
-        if route.translation is None or not route.computes:
-            route.check(annotations)
-        if route.translation is not None:
-            given = decode_body(incoming.body, _FIELDS)
-            await go_on()
-            holder = await self._holder(incoming, given.get("previous_response_id"))
-            if holder is not None:
-                check_client(receive)
-                with suppress(ClientGoneError):  # the other gateway logs the call
-                    await self.completions.forwarding.forward(holder, _forwarded(incoming), receive, sink.send)
-                return _answered
-            told = given if incoming.body.find(_SEAL) < 0 else self.thoughts.opened(incoming.tenant, given)
-            previous, own = given.get("previous_response_id"), await self._referred(incoming, body, told)
-            if given.get("background") and incoming.path == RESPONSES_PATH:
-                return await self._in_background(incoming, annotations, own, body=body, receive=receive, sink=sink)
-            fields, sink = await self._conversation(incoming, body, own, sink)
-            await go_on()
-            reason = self._reason_to_translate(route, request, annotations)
-            if reason is not None:
-                try:
-                    return await self._translated(incoming, route.translation, fields, receive, sink)
-                except InexpressibleError as error:
-                    raise error.because(reason) from None
-            chat = await _chat(route.translation, fields, go_on) if route.computes else None
-            await go_on()
-            if fields is not given:  # engines do not have the stored responses, so they get the whole conversation
-                whole = {name: value for name, value in fields.items() if name != "previous_response_id"}
-                incoming = msgspec.structs.replace(incoming, body=msgspec.json.encode(whole))
-            if fields is not own and route.computes:
-                sink = ContinuedAnswer(sink, str(previous))  # the engine did not get the id
+        route.check(annotations)
+        return await self.forwarded(incoming, request, route, annotations, None, receive=receive, sink=sink)
+
+    async def forwarded(
+        self,
+        incoming: Incoming,
+        request: ForwardedRequest,
+        route: CallRoute,
+        annotations: Annotations,
+        chat: ChatRequest | None,
+        *,
+        receive: Receive,
+        sink: ClientSink,
+    ) -> Answer:
+        """What forwards a parsed request. `chat` is what an engine makes of it, if that is known."""
         asked = await self.completions.calls.forwarded(incoming, request, route, annotations, chat=chat)
         check_client(receive)
         return partial(self.completions.deliver, asked, receive, sink)
 
-    async def _holder(self, incoming: Incoming, previous: object) -> str | None:
-        """The other gateway that has the response that a request continues; None if this or no gateway has it."""
-        forwarding = self.completions.forwarding
-        if incoming.path not in _RESPONSES or not isinstance(previous, str) or forwarding.is_alone:
-            return None
-        if self.stored.has(incoming.tenant, previous):
-            return None
-        stream, path = self.stored.stream(incoming.tenant, previous), f"{RESPONSES_PATH}/{quote(previous, safe='')}"
-        return await forwarding.holder(stream, path, incoming.headers)
 
-    async def _referred(self, incoming: Incoming, body: OpenBody, given: Fields) -> Fields:
-        """The fields, with each reference to a stored item replaced by the item, and `store` false if nothing is."""
-        if incoming.path == RESPONSES_PATH and not self.stored.stores:
-            given = {**given, "store": False}
-        return await referred(self.stored, body, given) if incoming.path in _RESPONSES else given
-
-    async def _conversation(
-        self, incoming: Incoming, body: OpenBody, given: Fields, sink: ClientSink
-    ) -> tuple[Fields, ClientSink]:
-        """The fields with the whole conversation as `input`, and a sink that stores the response.
-
-        Without a conversation, the fields are unchanged. With `store` false, the sink is unchanged.
-        """
-        if incoming.path not in _RESPONSES:
-            return given, sink
-        fields = await continued(self.stored, body, given)
-        if given.get("store") is False or incoming.path != RESPONSES_PATH:
-            return fields, sink
-        previous = given.get("previous_response_id")
-        return fields, KeptResponse(sink, self.stored, incoming.tenant, previous, input_items(given))
-
-    async def _in_background(
-        self,
-        incoming: Incoming,
-        annotations: Annotations,
-        own: Fields,
-        *,
-        body: OpenBody,
-        receive: Receive,
-        sink: ClientSink,
-    ) -> Answer:
-        """Begin a background response, which is generated even if its client does not wait."""
-        background, fields = BackgroundApi(self.completions.chained), await continued(self.stored, body, own)
-        try:
-            owner = background.begin(incoming, annotations, own, fields)
-        except InexpressibleError as error:
-            raise error.because(BECOMES_CHAT) from None
-        return partial(background.answer, owner, incoming, receive, sink)
-
-    def _reason_to_translate(self, route: CallRoute, request: ForwardedRequest, annotations: Annotations) -> str | None:
-        """Why a request has to be translated to a chat completion; None: the engines' own route serves it."""
-        calls = self.completions.calls
-        models = calls.router.models
-        model = models.check(request.model)
-        if not models.all_have(model, route.path):
-            return ENGINE_SPEAKS_CHAT
-        if not annotations.is_label:
-            return "a call with inputs, an output or a condition becomes a chat completion"
-        if calls.isolate_tenants and route.computes and models.lack_field(model, route.path, "cache_salt"):
-            return f"tenants are isolated here, and {route.path} of an engine takes no 'cache_salt'"
-        return None
-
-    async def _translated(
-        self, incoming: Incoming, translation: Translation, fields: Fields, receive: Receive, sink: ClientSink
-    ) -> Answer:
-        """Translate a request to a chat completion, read that, and return the function that answers the request."""
-        if not ROUTES[incoming.path].computes:
-            prompt = parse_request(msgspec.json.encode(translation.to_count(fields)), ChatRequest)
-            answer = translation.counted(await self.completions.calls.count(incoming, prompt))
-            return partial(self._counted, incoming, answer, sink)
-        asked, ignored = translation.to_chat(fields), translation.ignored(fields)
-        models = self.completions.calls.router.models
-        is_ours = BUDGET in asked and BUDGET not in fields
-        if is_ours and not models.budget_thoughts(models.check(asked.get("model", ""))):
-            del asked[BUDGET]
-            ignored.append("thinking.budget_tokens")
-        translator = translation.answer(fields, partial(self.thoughts.seal, incoming.tenant))
-        told = TranslatedAnswer(sink, translator, translation, ignored)
-        chat = msgspec.structs.replace(incoming, path=CHAT_PATH, body=msgspec.json.encode(asked), is_translated=True)
-        return await self.completions.prepared(chat, receive, told, told.expect_prompt)
-
-    async def _counted(self, incoming: Incoming, answer: bytes, sink: ClientSink) -> None:
-        self.completions.refusals.no_call(incoming, None)
-        headers = [(b"content-type", b"application/json"), (b"x-request-id", incoming.request_id.encode("latin-1"))]
-        sink.whole(200, headers, answer)
-        await sink.flush()
+def parsed(incoming: Incoming, kind: type[RequestT]) -> tuple[Incoming, RequestT]:
+    """The parsed request, and `incoming` with a repaired body if the client's was not valid JSON."""
+    try:
+        return incoming, parse_request(incoming.body, kind)
+    except CallerError:
+        request, body = mended(parse_request, incoming.body, kind)
+        return msgspec.structs.replace(incoming, body=body), request
 
 
 class NamedAnswer(ClientStage):
@@ -340,39 +207,15 @@ class NamedAnswer(ClientStage):
         return [*headers, self._name]
 
 
-async def _answered() -> None:
-    """Nothing is left to do: another gateway has answered."""
-
-
-def _parsed(incoming: Incoming, kind: type[RequestT]) -> tuple[Incoming, RequestT]:
-    """The parsed request, and `incoming` with a repaired body if the client's was not valid JSON."""
-    try:
-        return incoming, parse_request(incoming.body, kind)
-    except CallerError:
-        request, body = mended(parse_request, incoming.body, kind)
-        return msgspec.structs.replace(incoming, body=body), request
-
-
-def _forwarded(incoming: Incoming) -> Forwarded:
-    return Forwarded("POST", incoming.path, incoming.headers, Checked(API_KEYS, incoming.tenant), incoming.body)
-
-
-async def _chat(translation: Translation, fields: Fields, go_on: Callable[[], Awaitable[None]]) -> ChatRequest | None:
-    """The chat that an engine would make of a request, to compute its tokens here; None if there is no translation."""
-    try:
-        body = msgspec.json.encode(translation.to_chat(fields))
-        await go_on()
-        return parse_request(body, ChatRequest)
-    except CallerError:
-        return None
-
-
 @dataclass(frozen=True, slots=True)
 class CallApi:
-    """The ASGI application of the routes in `ROUTES`. All other requests go to `rest`."""
+    """The ASGI application of the routes in `ROUTES`. All other requests go to `rest`.
+
+    `preparers` are those that guests bring for their routes.
+    """
 
     completions: CompletionApi
-    others: ForwardingApi
+    preparers: Mapping[str, Preparer]
     keys: KeyRing
     bodies: OpenBodies
     refusals: Refusals
@@ -515,9 +358,9 @@ class TaskCall(msgspec.Struct, eq=False):
             return partial(api.completions.deliver, asked, receive, sink)
         body = await open_body.read(receive, self.incoming.headers)
         self.incoming = msgspec.structs.replace(self.incoming, body=body)
-        if path in KINDS:
-            return await api.completions.prepared(self.incoming, receive, sink)
-        return await api.others.prepared(self.incoming, open_body, receive, sink)
+        completions = api.completions
+        preparer: Preparer = completions if path in KINDS else api.preparers.get(path) or ForwardedApi(completions)
+        return await preparer.prepared(self.incoming, open_body, receive, sink)
 
 
 class PlainCall(msgspec.Struct, eq=False):

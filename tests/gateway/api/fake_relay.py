@@ -10,8 +10,11 @@ import httpx
 from starlette.applications import Starlette
 
 from plait.gateway.api.auth import KeyRing
-from plait.gateway.api.call_api import CallApi, CompletionApi, ForwardingApi
+from plait.gateway.api.background_api import BackgroundApi
+from plait.gateway.api.call_api import CallApi, CompletionApi
+from plait.gateway.api.program_calls import ProgramCalls
 from plait.gateway.api.refusals import Refusals
+from plait.gateway.api.translated_api import TRANSLATED, TranslatedApi
 from plait.gateway.asgi import OnEnd, Sink
 from plait.gateway.calls.call import Asked, Ending
 from plait.gateway.calls.call_reader import CallReader, PromptReader
@@ -120,9 +123,11 @@ class Api:
         self.no_calls = NoCalls()
         gate, of_calls = cast("Gate", self.no_calls), CallMetrics(new_registry())
         refusals = Refusals(CallRecords((self.no_calls,)), of_calls, gate, self.router.models, ring)
-        completions = CompletionApi(reader, relay, chained, Forwarding(ALONE), refusals)
-        forwarding = ForwardingApi(completions, self.stored, SealedThoughts(b"secret"))
-        self.app = CallApi(completions, forwarding, ring, self.bodies, refusals, Starlette())
+        completions = CompletionApi(reader, relay, [ProgramCalls(chained, refusals)])
+        thoughts, background = SealedThoughts(b"secret"), BackgroundApi(chained)
+        translated = TranslatedApi(completions, self.stored, thoughts, Forwarding(ALONE), background, refusals)
+        self.translated = dict.fromkeys(TRANSLATED, translated)
+        self.app = CallApi(completions, self.translated, ring, self.bodies, refusals, Starlette())
         transport = httpx.ASGITransport(self.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
 

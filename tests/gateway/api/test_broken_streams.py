@@ -84,7 +84,8 @@ async def clients(
         made.router.health.answered("a", {"m": 1_000}, routes=routes)
         api = Api(prompts)
         completions = replace(api.app.completions, calls=CallReader(made.router, prompts), relay=made.relay)
-        app = replace(api.app, completions=completions, others=replace(api.app.others, completions=completions))
+        preparers = {path: replace(translated, completions=completions) for path, translated in api.translated.items()}
+        app = replace(api.app, completions=completions, preparers=preparers)
         async with serving(RequestLimits(), application=app) as running, httpx2.AsyncClient() as http:
             given: dict[str, Any] = {"api_key": "k", "max_retries": 0, "http_client": http}
             yield (

@@ -35,8 +35,13 @@ LIMITS: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A gateway that takes templates, over an engine with a short context and one with a long one."""
-    with Launcher(tmp_path_factory.mktemp("hostile")) as launch:
+    """A gateway that takes templates, over an engine with a short context and one with a long one.
+
+    Its native encoder has proved nothing on this machine, so that a long prompt takes its time.
+    """
+    folder = tmp_path_factory.mktemp("hostile")
+    with Launcher(folder) as launch, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         engines = [launch.engine("small-1", model="small", options=["--max-context-tokens", "512"])]
         engines.append(launch.engine("demo-1"))
         fleet = Fleet(

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from plait.backends.errors import EngineError, EngineGarbledError
+from plait.backends.protocol.api_errors import Event, write_event
 from plait.backends.protocol.plain_events import PlainEvents
 from plait.backends.translation.chat_answer import (
     CallPiece,
@@ -46,10 +47,6 @@ def new_identity() -> Identity:
     return Identity(uuid.uuid4().hex, int(time.time()))
 
 
-Event = Mapping[str, Any]
-"""The data of an event. Its `type` is also the event's name."""
-
-
 def read_events(events: bytes) -> Iterator[tuple[list[bytes], bytes | None]]:
     """The comments and the data of each event. Empty data is None."""
     lines = events.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
@@ -69,10 +66,6 @@ def write_comments(comments: Iterable[bytes]) -> bytes:
     """Comments as an event without data; no bytes without comments."""
     lines = b"\n".join(comments)
     return lines + b"\n\n" if lines else b""
-
-
-def write_event(event: Event) -> bytes:
-    return b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), msgspec.json.encode(event))
 
 
 Part = Reasoning | Text | Refusal | ToolCall
@@ -150,7 +143,7 @@ class TurnTranslator:
         text = None if self._ended else self._plain.text(events)
         if text is not None:
             return [*map(write_event, self._turn.take(self._kind(text)))] if text else []
-        told, number, self._only = list[bytes](), 0, None
+        told, number = list[bytes](), 0
         for number, (comments, data) in enumerate(read_events(events), 1):  # noqa: B007 - how many there were
             if comments:
                 told.append(write_comments(comments))
@@ -161,6 +154,7 @@ class TurnTranslator:
         return told
 
     def _events(self, data: bytes) -> list[Event]:
+        self._only = None
         if data.strip() == DONE:
             return self._end()
         try:

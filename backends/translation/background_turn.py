@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from plait.backends.translation.answer_translator import Event, Identity, Part
+from plait.backends.protocol.api_errors import Event, response_error
+from plait.backends.translation.answer_translator import Identity, Part
 from plait.backends.translation.chat_answer import Reasoning, Refusal, Text, Usage
 from plait.backends.translation.fields import Json
-from plait.backends.translation.responses import CallItem, ResponseTurn, error_event
+from plait.backends.translation.responses import CallItem, ResponseTurn
 from plait.backends.translation.responses_tools import CALL_ITEMS, TOOL_KINDS
 
 PREFIX: Final = "resp_"
@@ -101,7 +102,7 @@ class BackgroundTurn(ResponseTurn):
         if status != "cancelled":
             yield self._lifecycle(status)
         if status == "failed":
-            yield error_event(response["error"], self._next_number())
+            yield response_error(response["error"], self._next_number())
 
     def _repeat_call(self, item: Json) -> Iterator[Event]:
         yield from self._flush()

@@ -15,6 +15,7 @@ import msgspec
 
 from plait.backends.errors import EngineGarbledError
 from plait.backends.protocol.json_constants import without_constants
+from plait.backends.protocol.message_content import content_text, is_thought, text_of
 
 Object = Mapping[str, Any]
 
@@ -75,7 +76,7 @@ class ChatAnswer(msgspec.Struct):
     @property
     def model(self) -> str:
         """The model that the engine names; empty if it names none."""
-        return _text(self.model_name)
+        return text_of(self.model_name)
 
     @property
     def choice(self) -> Object:
@@ -99,15 +100,10 @@ class ChatAnswer(msgspec.Struct):
         )
 
 
-def content_text(content: object) -> str:
-    """The text of a message's content, without parts of thinking."""
-    return _text([part for part in content if not _is_thought(part)] if isinstance(content, list) else content)
-
-
 def finish_reason(choice: Object) -> str:
     """Why the turn has ended; empty if it has not. Some engines send an object with a `type`."""
     reason = choice.get("finish_reason")
-    return _text(reason.get("type") if isinstance(reason, dict) else reason)
+    return text_of(reason.get("type") if isinstance(reason, dict) else reason)
 
 
 def stop_string(choice: Object) -> str | None:
@@ -125,13 +121,13 @@ def pieces(choice: Object) -> Iterator[Piece]:
     content, thought = message.get("content"), message.get("reasoning") or message.get("reasoning_content")
     logprobs = choice.get("logprobs")
     if isinstance(content, list):
-        thought = thought or [part for part in content if _is_thought(part)]
-    if thought and (text := _text(thought)):
+        thought = thought or [part for part in content if is_thought(part)]
+    if thought and (text := text_of(thought)):
         yield Reasoning(text)
     tokens = () if logprobs is None else _objects(_object(logprobs).get("content"))
     if (text := content if isinstance(content, str) else content_text(content)) or tokens:
         yield Text(text, tokens)
-    if (refusal := message.get("refusal")) and (text := _text(refusal)):
+    if (refusal := message.get("refusal")) and (text := text_of(refusal)):
         yield Refusal(text)
     if calls := message.get("tool_calls"):
         yield from map(_call_piece, _objects(calls))
@@ -163,34 +159,6 @@ def read_answer(body: bytes) -> ChatAnswer:
         if document is None:
             raise EngineGarbledError(f"The engine's answer is not a chat completion: {error}") from error
         return read_answer(document)
-
-
-_THOUGHTS: Final = ("thinking", "reasoning", "reasoning_text")
-_TEXT_KEYS: Final = ("text", "thinking", "reasoning", "refusal", "content", "summary")
-
-
-def _is_thought(part: object) -> bool:
-    return isinstance(part, dict) and part.get("type") in _THOUGHTS
-
-
-def _text(value: object) -> str:
-    """The text in a value, whatever its type.
-
-    A string is the text itself. A list gives the joined texts of its items. An object gives the text under the first of
-    `_TEXT_KEYS` that has a value. If no key has a value, an object with a `type` gives no text. None gives no text. Any
-    other value gives its JSON.
-    """
-    if isinstance(value, str):
-        return value
-    if value is None:
-        return ""
-    if isinstance(value, list):
-        return "".join(map(_text, value))
-    if isinstance(value, dict):
-        key = next((key for key in _TEXT_KEYS if value.get(key)), None)
-        if key is not None or "type" in value:
-            return _text(value.get(key)) if key else ""
-    return msgspec.json.encode(value).decode()
 
 
 def _count(value: object) -> int:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from plait.backends.translation.chat_answer import content_text
+from plait.backends.protocol.message_content import content_text
 from plait.backends.translation.fields import Json, one_or_parts
 
 SYSTEM_ROLES: Final = ("system", "developer")

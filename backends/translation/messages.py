@@ -11,16 +11,9 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from plait.backends.errors import ContextLengthError, PlaitError
+from plait.backends.protocol.api_errors import Event, as_message_error, message_error
 from plait.backends.protocol.context_overflow import is_overflow, overflow_error
-from plait.backends.translation.answer_translator import (
-    Event,
-    Identity,
-    Part,
-    TurnTranslator,
-    new_identity,
-    write_event,
-)
+from plait.backends.translation.answer_translator import Identity, Part, TurnTranslator, new_identity
 from plait.backends.translation.chat_answer import Reasoning, Usage
 from plait.backends.translation.fields import Json, Seal
 from plait.backends.translation.messages_request import chat_request, prompt_request
@@ -103,8 +96,8 @@ class MessageTurn:
     def fail(self, error: Mapping[str, Any]) -> Iterable[Event]:
         message = str(error.get("message") or "The engine has failed.")
         if is_overflow(f"{error.get('code')} {message}"):
-            return [_error(overflow_error(message))]
-        return [error_event(_ERROR_TYPES.get(str(error.get("type")), "api_error"), message)]
+            return [as_message_error(overflow_error(message))]
+        return [message_error(_ERROR_TYPES.get(str(error.get("type")), "api_error"), message)]
 
     def _stop_reason(self, finish_reason: str, stop: str | None) -> str:
         if finish_reason in _STOP_REASONS:
@@ -226,11 +219,6 @@ class _ToolUse(_Block):
         return dict(self._call)
 
 
-def error_event(kind: str, message: str) -> Event:
-    """An `error` event, which is also the body of an error."""
-    return {"type": "error", "error": {"type": kind, "message": message}}
-
-
 def _usage(usage: Usage) -> Json:
     """Anthropic's counts, whose input tokens leave out the cached ones."""
     counts: Json = {
@@ -245,18 +233,6 @@ def _usage(usage: Usage) -> Json:
 
 
 COUNT_TOKENS: Final = "/v1/messages/count_tokens"
-
-# status -> Anthropic's type of error; other statuses below 500 are the caller's, the rest the server's
-_TYPES: Final = {
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
 
 
 class MessagesTranslation:
@@ -278,30 +254,3 @@ class MessagesTranslation:
 
     def answer(self, fields: Mapping[str, Any], seal: Seal | None = None) -> TurnTranslator:
         return TurnTranslator(MessageTurn(fields, new_identity(), seal))
-
-    def error(self, error: PlaitError) -> bytes:
-        return msgspec.json.encode(_error(error))
-
-    def error_event(self, error: PlaitError) -> bytes:
-        """An `error` event, whatever came before it in the stream."""
-        return write_event(_error(error))
-
-
-def _error(error: PlaitError) -> Event:
-    if isinstance(error, ContextLengthError):
-        return error_event("invalid_request_error", _too_long(error))
-    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
-    return error_event(kind, error.message)
-
-
-def _too_long(error: ContextLengthError) -> str:
-    """Anthropic's words, with the numbers if known.
-
-    At the ones for a prompt that is too long, its clients shorten the conversation. At the others they ask for less.
-    """
-    prompt, output, context = error.prompt_tokens, error.output_tokens, error.context_tokens
-    if prompt is None or context is None:
-        return f"prompt is too long: {error.message}"
-    if error.prompt_fits:
-        return f"input length and `max_tokens` exceed context limit: {prompt} + {output} > {context}"
-    return f"prompt is too long: {prompt if prompt > context else prompt + output} tokens > {context} maximum"

@@ -11,16 +11,8 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from plait.backends.errors import ContextLengthError, PlaitError
-from plait.backends.protocol.context_overflow import is_overflow, overflow_error
-from plait.backends.translation.answer_translator import (
-    Event,
-    Identity,
-    Part,
-    TurnTranslator,
-    new_identity,
-    write_event,
-)
+from plait.backends.protocol.api_errors import Event, overflow_fields, response_error
+from plait.backends.translation.answer_translator import Identity, Part, TurnTranslator, new_identity
 from plait.backends.translation.chat_answer import Reasoning, Refusal, Text, Usage
 from plait.backends.translation.fields import Json, Seal
 from plait.backends.translation.responses_request import chat_request, wants_logprobs
@@ -244,13 +236,7 @@ def _without_bytes(token: Json) -> Json:
     return {"token": token["token"], "logprob": token["logprob"], "top_logprobs": top}
 
 
-OVERFLOW: Final = ContextLengthError.default_code
-"""OpenAI's code for a prompt that is too long. Clients then shorten the conversation."""
-
 SEALED_THOUGHTS: Final = "reasoning.encrypted_content"
-
-ABOVE_LIMIT: Final = {"code": "integer_above_max_value", "param": "max_output_tokens"}
-"""OpenAI's code for an output limit that the prompt leaves no room for. A shorter limit fits."""
 
 # finish reason -> why the response is incomplete
 INCOMPLETE: Final = {"length": "max_output_tokens", "content_filter": "content_filter"}
@@ -325,10 +311,10 @@ class ResponseTurn:
         events = list[Event]()
         if self._number:
             message = str(error.get("message") or "The engine has failed.")
-            code = _overflow(f"{error.get('code')} {message}").get("code", "server_error")
+            code = overflow_fields(f"{error.get('code')} {message}").get("code", "server_error")
             self._response |= {"status": "failed", "error": {"code": code, "message": message}}
             events.append(self._lifecycle("failed"))
-        return [*events, error_event(error, self._next_number())]
+        return [*events, response_error(error, self._next_number())]
 
     def _item_for(self, part: Part) -> tuple[Item, list[Event]]:
         if self._items and self._items[-1].continues(part):
@@ -369,28 +355,6 @@ class ResponseTurn:
         return self._number - 1
 
 
-def error_event(error: Mapping[str, Any], number: int) -> Event:
-    """An `error` event for OpenAI's error object. OpenAI's SDKs raise at its field `error`."""
-    message = str(error.get("message") or "The engine has failed.")
-    error = {"code": None, **error, **_overflow(message)}
-    code = error["code"]
-    return {
-        "type": "error",
-        "code": None if code is None else str(code),
-        "message": message,
-        "param": error.get("param"),
-        "sequence_number": number,
-        "error": error,
-    }
-
-
-def _overflow(message: str) -> Json:
-    """The fields of an error whose message says that the request is too long; none for any other."""
-    if not is_overflow(message):
-        return {}
-    return ABOVE_LIMIT if overflow_error(message).prompt_fits else {"code": OVERFLOW}
-
-
 def _usage(usage: Usage) -> Json:
     return {
         "input_tokens": usage.prompt_tokens,
@@ -424,13 +388,3 @@ class ResponsesTranslation:
 
     def answer(self, fields: Mapping[str, Any], seal: Seal | None = None) -> TurnTranslator:
         return TurnTranslator(ResponseTurn(fields, new_identity(), seal))
-
-    def error(self, error: PlaitError) -> bytes:
-        """The body of an error; it has the same shape in all of OpenAI's APIs."""
-        if isinstance(error, ContextLengthError) and error.prompt_fits:
-            return msgspec.json.encode({"error": {**error.error_object, **ABOVE_LIMIT}})
-        return error.body()
-
-    def error_event(self, error: PlaitError) -> bytes:
-        """An `error` event with the number 0, since the stream's last number is not known here."""
-        return write_event(error_event(error.error_object, 0))

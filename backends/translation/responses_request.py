@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from plait.backends.translation.chat_answer import content_text
+from plait.backends.protocol.message_content import content_text
 from plait.backends.translation.chat_history import content_of, note, ordered, text_part
 from plait.backends.translation.fields import (
     Json,

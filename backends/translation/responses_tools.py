@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from plait.backends.translation.chat_answer import content_text
+from plait.backends.protocol.message_content import content_text
 from plait.backends.translation.chat_history import arguments_of, content_of
 from plait.backends.translation.fields import (
     Json,

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
-from plait.backends.errors import PlaitError
 from plait.backends.translation.chat_answer import Usage
 from plait.backends.translation.fields import Seal
 from plait.backends.translation.messages import MessagesTranslation
@@ -65,12 +64,6 @@ class Translation(Protocol):
 
     def answer(self, fields: Mapping[str, Any], seal: Seal | None = None) -> AnswerTranslator:
         """The translator of the answer to a request. `seal` seals thoughts for clients that keep them only so."""
-        ...
-
-    def error(self, error: PlaitError) -> bytes: ...
-
-    def error_event(self, error: PlaitError) -> bytes:
-        """An error as an event, for a stream without a translator. A translator is fed OpenAI's error event instead."""
         ...
 
 

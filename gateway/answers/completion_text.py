@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from plait.backends.translation.chat_answer import content_text
+from plait.backends.protocol.message_content import content_text
 
 
 class _Text(msgspec.Struct, frozen=True):

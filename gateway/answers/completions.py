@@ -21,9 +21,9 @@ from plait.backends.errors import (
     EngineError,
     EngineGarbledError,
     EngineStatusError,
-    PlaitError,
 )
 from plait.backends.http.content_types import is_event_stream
+from plait.backends.protocol.api_errors import COMPLETION_ERRORS, ApiErrors
 from plait.backends.protocol.json_constants import without_constants
 from plait.backends.protocol.openai import check_unicode
 from plait.backends.protocol.plain_events import PlainEvents
@@ -448,6 +448,10 @@ class AnswerForm(Protocol):
 
     has_events: ClassVar[bool]
 
+    @property
+    def errors(self) -> ApiErrors:
+        """How the API writes errors."""
+
     def streams(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
         """Whether an answer of status 200 with these headers is forwarded as it comes."""
 
@@ -466,12 +470,6 @@ class AnswerForm(Protocol):
         `withhold` as in `CompletionStream`. Raises `EngineError` if the answer makes no stream.
         """
 
-    def error_body(self, error: PlaitError) -> bytes:
-        """The body of an error answer."""
-
-    def error_event(self, error: PlaitError) -> bytes:
-        """An error in a stream that has begun."""
-
     def sign_of_life(self, comment: str, *, has_begun: bool) -> bytes:
         """A keep-alive comment or event. `has_begun`: the client has had an event of the answer."""
 
@@ -480,6 +478,7 @@ class CompletionForm:
     """Completions, chat and text."""
 
     has_events: ClassVar[bool] = True
+    errors: ApiErrors = COMPLETION_ERRORS
     streams = staticmethod(is_event_stream)
 
     def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
@@ -521,14 +520,6 @@ class CompletionForm:
     def as_events(self, engine_id: str, answer: bytes | bytearray, *, withhold: bool) -> bytes | None:  # noqa: ARG002
         """The stream that a whole answer makes; None: the answer passes as it is."""
         return events_of_whole(answer, withhold=withhold)
-
-    def error_body(self, error: PlaitError) -> bytes:
-        """OpenAI's error object."""
-        return error.body()
-
-    def error_event(self, error: PlaitError) -> bytes:
-        """An event with OpenAI's error object."""
-        return b"data: %b\n\n" % error.body()
 
     def sign_of_life(self, comment: str, *, has_begun: bool) -> bytes:  # noqa: ARG002
         """An SSE comment: clients ignore it, and proxies reset their idle time-outs."""

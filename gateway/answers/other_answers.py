@@ -11,11 +11,11 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from plait.backends.errors import EngineBrokenError, EngineError, PlaitError
+from plait.backends.errors import EngineBrokenError, EngineError
 from plait.backends.http.content_types import is_no_json
+from plait.backends.protocol.api_errors import COMPLETION_ERRORS, MESSAGE_ERRORS, RESPONSE_ERRORS, ApiErrors
 from plait.backends.protocol.json_constants import without_constants
 from plait.backends.protocol.openai import check_unicode
-from plait.backends.translation.translation import TRANSLATIONS
 from plait.gateway.answers.completions import (
     CompletionForm,
     EventStream,
@@ -179,6 +179,8 @@ class TypedForm(CompletionForm):
 class ResponseForm(TypedForm):
     """Objects and events of `/v1/responses`."""
 
+    errors: ApiErrors = RESPONSE_ERRORS
+
     def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
         """Read an answer. Its status has to be `completed` or `incomplete`."""
         body = _object(engine_id, answer)
@@ -192,10 +194,6 @@ class ResponseForm(TypedForm):
     def stream(self, engine_id: str, *, withhold: bool, choices: int, bounds: UsageBounds) -> EventStream:  # noqa: ARG002
         return ResponseStream(engine_id, bounds)
 
-    def error_event(self, error: PlaitError) -> bytes:
-        """The error event of OpenAI's response streams."""
-        return TRANSLATIONS["/v1/responses"].error_event(error)
-
     def sign_of_life(self, comment: str, *, has_begun: bool) -> bytes:
         """OpenAI's own sign of life, behind the comment. The first event of a stream has to be `response.created`."""
         return super().sign_of_life(comment, has_begun=has_begun)[:-1] + (KEEPALIVE if has_begun else b"\n")
@@ -203,6 +201,8 @@ class ResponseForm(TypedForm):
 
 class MessageForm(TypedForm):
     """Objects and events of `/v1/messages`."""
+
+    errors: ApiErrors = MESSAGE_ERRORS
 
     def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
         """Read an answer, which has to have a stop reason."""
@@ -217,13 +217,6 @@ class MessageForm(TypedForm):
     def stream(self, engine_id: str, *, withhold: bool, choices: int, bounds: UsageBounds) -> EventStream:  # noqa: ARG002
         return MessageStream(engine_id, bounds)
 
-    def error_body(self, error: PlaitError) -> bytes:
-        return TRANSLATIONS["/v1/messages"].error(error)
-
-    def error_event(self, error: PlaitError) -> bytes:
-        """The error event of Anthropic's streams, with its name: Anthropic's clients skip events without a name."""
-        return TRANSLATIONS["/v1/messages"].error_event(error)
-
     def sign_of_life(self, comment: str, *, has_begun: bool) -> bytes:
         """Anthropic's own sign of life, behind the comment."""
         return super().sign_of_life(comment, has_begun=has_begun)[:-1] + PING
@@ -231,6 +224,9 @@ class MessageForm(TypedForm):
 
 class ObjectForm(CompletionForm):
     """Any JSON, such as embeddings, with or without a usage. Vectors may also come as bytes."""
+
+    def __init__(self, errors: ApiErrors = COMPLETION_ERRORS) -> None:
+        self.errors = errors
 
     def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:  # noqa: ARG002
         """Read an answer. Nothing is read of an answer that is no JSON object."""
@@ -293,6 +289,8 @@ class MediaForm(ObjectForm):
 
 
 RESPONSE, MESSAGE, OBJECT, MEDIA = ResponseForm(), MessageForm(), ObjectForm(), MediaForm()
+RESPONSE_TOKENS, MESSAGE_TOKENS = ObjectForm(RESPONSE_ERRORS), ObjectForm(MESSAGE_ERRORS)
+"""Counts of tokens of the two APIs."""
 
 
 def _object(engine_id: str, answer: bytes | bytearray) -> Json:

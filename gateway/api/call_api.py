@@ -27,7 +27,6 @@ from plait.backends.errors import (
 from plait.backends.protocol.client_bodies import mended
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, RequestT, parse_request
 from plait.gateway.api.auth import KeyRing
-from plait.gateway.api.error_answers import error_body
 from plait.gateway.api.multipart_api import read_form
 from plait.gateway.api.refusals import Refusals
 from plait.gateway.asgi import (
@@ -286,7 +285,7 @@ class CallApi:
             in_task()
 
     def refuse(self, incoming: Incoming, error: PlaitError, sink: Sink) -> None:
-        write_error(sink, error, incoming.request_id, error_body(incoming.path, error))
+        write_error(sink, error, incoming.request_id, ROUTES[incoming.path].form.errors.body(error))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one POST. A failure before the first byte becomes an error object of the route's API.

@@ -18,32 +18,22 @@ from starlette.routing import Match, Route
 from starlette.types import Receive, Scope, Send
 
 from plait.backends.errors import CallerError, NotFoundError, PlaitError
-from plait.backends.translation.translation import Translation
+from plait.backends.protocol.api_errors import COMPLETION_ERRORS, ApiErrors
 from plait.gateway.asgi import ClientGoneError, error_headers
 from plait.gateway.calls.routes import MESSAGES_PATH, ROUTES
 
 
-def error_body(path: str, error: PlaitError) -> bytes:
-    translation = _translation(path)
-    return error.body() if translation is None else translation.error(error)
-
-
-def error_event(path: str, error: PlaitError) -> bytes:
-    translation = _translation(path)
-    return b"data: %b\n\n" % error.body() if translation is None else translation.error_event(error)
-
-
-def _translation(path: str) -> Translation | None:
-    """The translation of the path's API; None for OpenAI's errors. Any path below `/v1/messages` is Anthropic's."""
+def errors_of(path: str) -> ApiErrors:
+    """How the path's API writes errors. Any path below `/v1/messages` is Anthropic's."""
     route = ROUTES.get(MESSAGES_PATH if path.startswith(f"{MESSAGES_PATH}/") else path)
-    return None if route is None else route.translation
+    return COMPLETION_ERRORS if route is None else route.form.errors
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PlaitError)
     request.app.state.on_refused(request.scope, error)
     headers = {name.decode(): value.decode("latin-1") for name, value in error_headers(error)}
-    body = error_body(request.scope["path"], error)
+    body = errors_of(request.scope["path"]).body(error)
     return Response(body, status_code=error.status, headers=headers)
 
 

@@ -9,7 +9,7 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import AuthenticationError, LimitError, PlaitError
-from plait.gateway.api.error_answers import error_body
+from plait.gateway.api.error_answers import errors_of
 from plait.gateway.asgi import ClientGoneError, OnRefused, id_of, in_parts, send_error
 from plait.gateway.calls.annotations import read_annotations
 from plait.gateway.intake.open_bodies import ADMIN, OpenBodies
@@ -115,4 +115,4 @@ class _Answer:
         """Answer with an error instead."""
         self.is_refused = True
         self._on_refused(self._scope, error)
-        await send_error(self._to_client, error, id_of(self._scope), error_body(self._scope["path"], error))
+        await send_error(self._to_client, error, id_of(self._scope), errors_of(self._scope["path"]).body(error))

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait.backends.errors import CallerError, NotFoundError
-from plait.backends.translation.answer_translator import write_event
+from plait.backends.protocol.api_errors import write_event
 from plait.backends.translation.background_turn import replayed
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.background_api import BackgroundApi

@@ -9,8 +9,9 @@ from typing import Final
 import msgspec
 
 from plait.backends.errors import ContextLengthError
+from plait.backends.protocol.api_errors import ApiErrors
 from plait.backends.translation.chat_answer import Usage
-from plait.backends.translation.translation import AnswerTranslator, Translation
+from plait.backends.translation.translation import AnswerTranslator
 from plait.gateway.answers.error_texts import error_of
 from plait.gateway.answers.event_bytes import events_of, with_data
 from plait.gateway.answers.other_answers import Json, json_object
@@ -38,11 +39,11 @@ class TranslatedAnswer(ClientStage):
     """Translates the answer to a request that was translated to a chat, without the request's fields in `ignored`."""
 
     def __init__(
-        self, to: ClientSink, translator: AnswerTranslator, translation: Translation, ignored: Sequence[str] = ()
+        self, to: ClientSink, translator: AnswerTranslator, errors: ApiErrors, ignored: Sequence[str] = ()
     ) -> None:
         super().__init__(to)
         self._translator = translator
-        self._translation = translation
+        self._errors = errors
         self._ignored = ignored_headers(ignored)
         self._prompt_tokens = 0
         self._has_begun = False
@@ -79,7 +80,7 @@ class TranslatedAnswer(ClientStage):
         if isinstance(error, ContextLengthError) and error.is_bound and error.prompt_fits:
             counted = min(self._prompt_tokens, (error.context_tokens or 1) - 1)
             error.prompt_tokens = max(error.prompt_tokens or 0, counted)
-        return self._translation.error(error)
+        return self._errors.body(error)
 
     def _expect_cached(self, tokens: int) -> None:
         self._translator.expect(Usage(self._prompt_tokens, cached_tokens=min(tokens, self._prompt_tokens)))

@@ -5,7 +5,7 @@ A response may continue a stored one, be stored, or be generated in the backgrou
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +19,7 @@ from plait.backends.errors import CallerError
 from plait.backends.protocol.openai import ChatRequest, decode_body, parse_request
 from plait.backends.translation.fields import ENGINE_SPEAKS_CHAT, InexpressibleError
 from plait.backends.translation.messages_request import BUDGET
-from plait.backends.translation.translation import Translation
+from plait.backends.translation.translation import TRANSLATIONS, Translation
 from plait.gateway.api.background_api import BECOMES_CHAT, BackgroundApi
 from plait.gateway.api.call_api import Answer, CompletionApi, ForwardedApi, parsed
 from plait.gateway.api.owned_sessions import answered, as_forwarded
@@ -31,7 +31,9 @@ from plait.gateway.calls.annotations import Annotations, read_annotations
 from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.calls.routes import (
     CHAT_PATH,
+    COUNT_PATH,
     INPUT_TOKENS_PATH,
+    MESSAGES_PATH,
     RESPONSES_PATH,
     ROUTES,
     CallRoute,
@@ -44,8 +46,13 @@ from plait.gateway.peers.forwarding import Forwarding
 
 Fields = dict[str, Any]
 
-TRANSLATED: Final = frozenset(path for path, route in ROUTES.items() if route.translation is not None)
-"""The routes that `TranslatedApi` serves."""
+TRANSLATED: Final[Mapping[str, Translation]] = {
+    RESPONSES_PATH: TRANSLATIONS[RESPONSES_PATH],
+    INPUT_TOKENS_PATH: TRANSLATIONS[RESPONSES_PATH],
+    MESSAGES_PATH: TRANSLATIONS[MESSAGES_PATH],
+    COUNT_PATH: TRANSLATIONS[MESSAGES_PATH],
+}
+"""The translation of each route that `TranslatedApi` serves."""
 
 _RESPONSES: Final = frozenset((RESPONSES_PATH, INPUT_TOKENS_PATH))
 """The routes whose bodies may continue a stored response."""
@@ -73,8 +80,7 @@ class TranslatedApi:
     async def prepared(self, incoming: Incoming, body: OpenBody, receive: Receive, sink: ClientSink) -> Answer:
         """As in `Preparer`."""
         route, turns = ROUTES[incoming.path], body.bodies.turns
-        translation = route.translation
-        assert translation is not None
+        translation = TRANSLATED[incoming.path]
         incoming, request = parsed(incoming, ForwardedRequest)
         annotations = read_annotations(incoming.headers, request.plait, request.service_tier)
         if not route.computes:
@@ -190,7 +196,7 @@ class TranslatedApi:
             del asked[BUDGET]
             ignored.append("thinking.budget_tokens")
         translator = translation.answer(fields, partial(self.thoughts.seal, incoming.tenant))
-        told = TranslatedAnswer(sink, translator, translation, ignored)
+        told = TranslatedAnswer(sink, translator, ROUTES[incoming.path].form.errors, ignored)
         chat = msgspec.structs.replace(incoming, path=CHAT_PATH, body=msgspec.json.encode(asked), is_translated=True)
         return await self.completions.prepared(chat, None, receive, told, told.expect_prompt)
 

@@ -68,4 +68,4 @@ class CommentedSink(Stage):
 
     def fail(self, error: PlaitError) -> None:
         """End the stream with an error event, because the status was sent already."""
-        self._to.end(self._form.error_event(error))
+        self._to.end(self._form.errors.event(error))

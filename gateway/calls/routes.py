@@ -1,9 +1,8 @@
 """The routes whose requests are calls: POSTs that an engine answers. Any other path is no route of a call.
 
 The gateway interprets chat and text completions: it tokenizes their prompts and takes all of Plait's annotations. A
-request on a route with a `translation` is forwarded as it came if the engines have the route and nothing has to be
-changed; otherwise it is translated to chat. A request on any other route is forwarded to an engine that has the route,
-and placed by load alone, because the gateway does not know its prompt.
+request on any other route is forwarded to an engine that has the route, and placed by load alone, because the gateway
+does not know its prompt. Responses and messages may be translated to chats instead (`gateway/api/translated_api.py`).
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from typing import Final
 
 from plait.backends.errors import CallerError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request
-from plait.backends.translation.translation import TRANSLATIONS, Translation
 from plait.gateway.answers.completions import COMPLETION, AnswerForm
-from plait.gateway.answers.other_answers import MEDIA, MESSAGE, OBJECT, RESPONSE
+from plait.gateway.answers.other_answers import MEDIA, MESSAGE, MESSAGE_TOKENS, OBJECT, RESPONSE, RESPONSE_TOKENS
 from plait.gateway.calls.annotations import Annotations
 
 CHAT_PATH: Final = "/v1/chat/completions"
@@ -41,8 +39,6 @@ class CallRoute:
     """How the engine's answers are read."""
 
     summary: str
-    translation: Translation | None = None
-
     computes: bool = True
     """Whether the model runs. A call for which no model runs counts as no work in placement."""
 
@@ -64,13 +60,10 @@ ROUTES: Final[Mapping[str, CallRoute]] = {
     for route in (
         CallRoute(CHAT_PATH, COMPLETION, "Complete a chat"),
         CallRoute(TEXT_PATH, COMPLETION, "Complete a text"),
-        CallRoute(RESPONSES_PATH, RESPONSE, "Answer in OpenAI's Responses API", TRANSLATIONS[RESPONSES_PATH]),
-        CallRoute(
-            INPUT_TOKENS_PATH, OBJECT, "Count the tokens of a response's input", TRANSLATIONS[RESPONSES_PATH],
-            computes=False,
-        ),
-        CallRoute(MESSAGES_PATH, MESSAGE, "Answer in Anthropic's Messages API", TRANSLATIONS[MESSAGES_PATH]),
-        CallRoute(COUNT_PATH, OBJECT, "Count the tokens of a message", TRANSLATIONS[MESSAGES_PATH], computes=False),
+        CallRoute(RESPONSES_PATH, RESPONSE, "Answer in OpenAI's Responses API"),
+        CallRoute(INPUT_TOKENS_PATH, RESPONSE_TOKENS, "Count the tokens of a response's input", computes=False),
+        CallRoute(MESSAGES_PATH, MESSAGE, "Answer in Anthropic's Messages API"),
+        CallRoute(COUNT_PATH, MESSAGE_TOKENS, "Count the tokens of a message", computes=False),
         CallRoute("/v1/embeddings", OBJECT, "Embed texts"),
         CallRoute("/v1/rerank", OBJECT, "Rank documents for a query"),
         CallRoute("/v2/rerank", OBJECT, "Rank documents for a query"),

@@ -250,7 +250,7 @@ class Exchange(msgspec.Struct, eq=False):
         if self._delivery.untold(error) is None and self._delivery.state is DeliveryState.STREAMING:
             self._delivery.enter(DeliveryState.WRITTEN)
             with suppress(PlaitError):  # the sink may take no more; the engine's error counts
-                self._sink.end(last + self._delivery.asked.form.error_event(error))
+                self._sink.end(last + self._delivery.asked.form.errors.event(error))
 
     # An answer that is not streamed.
 
@@ -343,7 +343,7 @@ class Exchange(msgspec.Struct, eq=False):
         headers = self._head()
         if not is_openai:
             error = CallerError(said or f"The engine refused the request with status {status}.", param=param)
-            body = delivery.asked.form.error_body(error)
+            body = delivery.asked.form.errors.body(error)
             headers = [*(item for item in headers if item[0] not in OF_THE_BODY), *JSON_ANSWER]
         if is_own:
             headers.append(NO_RETRY)

@@ -11,9 +11,9 @@ from starlette.types import Message, Send
 
 from plait.backends.errors import EngineGarbledError, PlaitError
 from plait.backends.http.content_types import is_event_stream
-from plait.backends.translation.answer_translator import Identity, TurnTranslator, write_event
+from plait.backends.protocol.api_errors import response_error, write_event
+from plait.backends.translation.answer_translator import Identity, TurnTranslator
 from plait.backends.translation.background_turn import BackgroundTurn
-from plait.backends.translation.responses import error_event
 from plait.gateway.answers.error_texts import error_of
 from plait.gateway.asgi import EVENT_STREAM, Headers, MessageSink
 from plait.gateway.chaining.recorded_answer import KEEP_ALIVE, Ledger
@@ -116,7 +116,7 @@ class BackgroundAnswer(MessageSink):
             except PlaitError as unstored:
                 error = unstored
         assert error is not None
-        return write_event(error_event(error.error_object, number))
+        return write_event(response_error(error.error_object, number))
 
     def _end(self, events: Callable[[], Any]) -> None:
         if not self._turn.is_over:

@@ -13,6 +13,7 @@ from starlette.routing import Route
 from plait.backends.errors import CallerError, NotFoundError
 from plait.backends.protocol.openai import decode_body, parse_request
 from plait.gateway.api.auth import AdminAccess
+from plait.gateway.api.translated_api import TRANSLATED
 from plait.gateway.asgi import id_of
 from plait.gateway.calls.annotations import read_annotations
 from plait.gateway.calls.call import Asked
@@ -67,8 +68,9 @@ class ExplainApi:
             raise CallerError(f"path: {given.path} is no route of calls.", param="path")
         headers = [(name.lower().encode("latin-1", "replace"), value.encode()) for name, value in given.headers.items()]
         path, fields = given.path, given.body
-        if route is not None and route.translation is not None:
-            path, fields = CHAT_PATH, route.translation.to_chat(fields)
+        translation = TRANSLATED.get(given.path)
+        if translation is not None:
+            path, fields = CHAT_PATH, translation.to_chat(fields)
         body = msgspec.json.encode(fields)
         incoming = Incoming(path, headers, body, request_id, loop_time_s(), "")
         if path in KINDS:

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import GatewayStoppingError, PlaitError
 from plait.backends.http.content_types import is_event_stream
-from plait.gateway.api.error_answers import error_body, error_event
+from plait.gateway.api.error_answers import errors_of
 from plait.gateway.asgi import OnEnd, OnRefused, id_of, send_error, write_error
 from plait.gateway.server.served_request import Framing, ServedReceive, ServedRequest, Stage
 
@@ -116,7 +116,7 @@ class OpenRequests:
         else:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORD_S):
-                    await send_error(send, fault, id_of(scope), error_body(scope["path"], fault))
+                    await send_error(send, fault, id_of(scope), errors_of(scope["path"]).body(fault))
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Have the application answer a request of another server. Answers only bugs before the answer has begun."""
@@ -134,7 +134,7 @@ class OpenRequests:
                 raise
             fault = _defect(scope, error)
             self._on_refused(scope, fault)
-            await send_error(send, fault, id_of(scope), error_body(scope["path"], fault))
+            await send_error(send, fault, id_of(scope), errors_of(scope["path"]).body(fault))
 
     def cut(self) -> int:
         """End every request: with a 503, or if its stream has begun, with an error event. Returns how many."""
@@ -156,10 +156,10 @@ def _tell(request: ServedRequest, error: PlaitError) -> None:
     """Answer with the error, or end the stream with an error event. Otherwise close the connection."""
     path = request.scope["path"]
     if request.answer_headers is None:
-        write_error(request, error, id_of(request.scope), error_body(path, error))
+        write_error(request, error, id_of(request.scope), errors_of(path).body(error))
     elif request.stage is Stage.ANSWERING:
         if is_event_stream(request.answer_headers):
-            request.end(error_event(path, error))
+            request.end(errors_of(path).event(error))
         elif request.framing is Framing.CLOSE:  # without a length, an orderly close would mean that the answer is whole
             request.line.transport.abort()
         else:

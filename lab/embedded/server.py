@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -14,10 +15,10 @@ from starlette.responses import Response
 
 from plait.backends.adapter.named_ranks import NamedRanks
 from plait.backends.errors import PlaitError
+from plait.backends.protocol.api_errors import COMPLETION_ERRORS, MESSAGE_ERRORS, RESPONSE_ERRORS, ApiErrors
 from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
 from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
-from plait.backends.translation.messages import COUNT_TOKENS, MessagesTranslation
-from plait.backends.translation.translation import TRANSLATIONS
+from plait.backends.translation.messages import COUNT_TOKENS
 from plait.lab.embedded.beside_chat import RoutesBesideChat
 from plait.lab.embedded.clock import EngineClock
 from plait.lab.embedded.completion import ServedModel
@@ -30,7 +31,13 @@ from plait.policy.costs.cost_model import CostModel
 
 OF_ADAPTERS = frozenset(("/cache_state", CALL_OBJECTIVES, TOKENIZER))
 """The routes that adapters add to engines."""
-OF_OTHER_APIS = frozenset((*TRANSLATIONS, COUNT_TOKENS))
+ERRORS: Final[Mapping[str, ApiErrors]] = {
+    "/v1/responses": RESPONSE_ERRORS,
+    "/v1/messages": MESSAGE_ERRORS,
+    COUNT_TOKENS: MESSAGE_ERRORS,
+}
+"""Of the routes that are not OpenAI's completions."""
+OF_OTHER_APIS = frozenset(ERRORS)
 """The routes of Responses and Messages."""
 
 
@@ -102,6 +109,5 @@ class EmbeddedServer:
 async def _answer_error(request: Request, error: Exception) -> Response:
     """The error in the shape of the route's API."""
     assert isinstance(error, PlaitError)
-    path = MessagesTranslation.path if request.url.path == COUNT_TOKENS else request.url.path
-    body = TRANSLATIONS[path].error(error) if path in TRANSLATIONS else error.body()
+    body = ERRORS.get(request.url.path, COMPLETION_ERRORS).body(error)
     return Response(body, status_code=error.status, media_type="application/json")

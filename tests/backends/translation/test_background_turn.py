@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.backends.translation.answer_translator import Identity, TurnTranslator, write_event
+from plait.backends.protocol.api_errors import write_event
+from plait.backends.translation.answer_translator import Identity, TurnTranslator
 from plait.backends.translation.background_turn import BackgroundTurn, replayed
 from tests.backends.translation.chat_answers import chunk, error, message, stream
 from tests.backends.translation.event_grammars import events

@@ -10,6 +10,7 @@ from openai.types.responses import Response, ResponseOutputItem
 from pydantic import TypeAdapter
 
 from plait.backends.errors import ContextLengthError
+from plait.backends.protocol.api_errors import MESSAGE_ERRORS, RESPONSE_ERRORS
 from plait.backends.protocol.context_overflow import overflow_error
 from plait.backends.translation.translation import TRANSLATIONS
 from tests.backends.translation.chat_answers import message, stream, whole
@@ -314,10 +315,18 @@ def test_an_output_limit_without_room_is_not_a_prompt_that_is_too_long() -> None
     too_long = ContextLengthError("no", prompt_tokens=50_000, output_tokens=32_000, context_tokens=40_960)
     event = b"data: " + json.dumps({"error": {"message": said, "code": 400}}).encode() + b"\n\n"
     [raised] = events(ANTHROPIC.answer({}).feed(event))
-    for error in (raised, json.loads(ANTHROPIC.error(counted)), json.loads(ANTHROPIC.error(overflow_error(said)))):
+    for error in (
+        raised,
+        json.loads(MESSAGE_ERRORS.body(counted)),
+        json.loads(MESSAGE_ERRORS.body(overflow_error(said))),
+    ):
         assert error["error"] == {"type": "invalid_request_error", "message": less}
-    assert "prompt is too long: 50000 tokens > 40960" in json.loads(ANTHROPIC.error(too_long))["error"]["message"]
+    assert "prompt is too long: 50000 tokens > 40960" in json.loads(MESSAGE_ERRORS.body(too_long))["error"]["message"]
     [failed] = events(RESPONSES.answer({}).feed(event))
-    for error in (failed, json.loads(RESPONSES.error(counted)), json.loads(RESPONSES.error(overflow_error(said)))):
+    for error in (
+        failed,
+        json.loads(RESPONSE_ERRORS.body(counted)),
+        json.loads(RESPONSE_ERRORS.body(overflow_error(said))),
+    ):
         assert (error["error"]["code"], error["error"]["param"]) == ("integer_above_max_value", "max_output_tokens")
-    assert json.loads(RESPONSES.error(too_long))["error"]["code"] == "context_length_exceeded"
+    assert json.loads(RESPONSE_ERRORS.body(too_long))["error"]["code"] == "context_length_exceeded"

@@ -22,16 +22,15 @@ from plait.backends.errors import (
     OverloadedError,
     PlaitError,
 )
-from plait.backends.translation.translation import TRANSLATIONS
+from plait.backends.protocol.api_errors import MESSAGE_ERRORS, RESPONSE_ERRORS
 
-RESPONSES, ANTHROPIC = TRANSLATIONS["/v1/responses"], TRANSLATIONS["/v1/messages"]
 ERROR: TypeAdapter[object] = TypeAdapter(ErrorObject)
 
 
 def test_openais_shape() -> None:
     error = CallerError("no", param="input")
-    assert RESPONSES.error(error) == error.body()
-    name, data, _, end = RESPONSES.error_event(error).split(b"\n")
+    assert RESPONSE_ERRORS.body(error) == error.body()
+    name, data, _, end = RESPONSE_ERRORS.event(error).split(b"\n")
     assert (name, end) == (b"event: error", b"")
     event = ResponseErrorEvent.model_validate_json(data.removeprefix(b"data: "))
     assert (event.message, event.param, event.sequence_number) == ("no", "input", 0)
@@ -54,8 +53,8 @@ def test_openais_shape() -> None:
     ],
 )
 def test_anthropics_shape(error: PlaitError, kind: str) -> None:
-    body = json.loads(ANTHROPIC.error(error))
+    body = json.loads(MESSAGE_ERRORS.body(error))
     assert body == {"type": "error", "error": {"type": kind, "message": "no"}}
     if kind != "request_too_large":  # the SDK has no class for it
         ERROR.validate_python(body["error"])
-    assert ANTHROPIC.error_event(error) == b"event: error\ndata: " + ANTHROPIC.error(error) + b"\n\n"
+    assert MESSAGE_ERRORS.event(error) == b"event: error\ndata: " + MESSAGE_ERRORS.body(error) + b"\n\n"

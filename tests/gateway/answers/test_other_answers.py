@@ -169,7 +169,7 @@ def test_a_silent_stream_gets_a_sign_of_life_in_its_clients_way(
     [(MESSAGE, b"event: error\ndata: "), (RESPONSE, b"event: error\ndata: "), (COMPLETION, b"data: ")],
 )
 def test_an_error_in_a_stream_has_its_clients_form(form: AnswerForm, begins: bytes) -> None:
-    assert form.error_event(EngineError("it broke")).startswith(begins)
+    assert form.errors.event(EngineError("it broke")).startswith(begins)
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from plait.backends.protocol.api_errors import MESSAGE_ERRORS, RESPONSE_ERRORS
 from plait.backends.translation.answer_translator import Identity, TurnTranslator
 from plait.backends.translation.messages import MessageTurn
 from plait.backends.translation.responses import ResponseTurn
-from plait.backends.translation.translation import TRANSLATIONS
 from plait.gateway.answers.event_bytes import events_of
 from plait.gateway.api.call_api import NamedAnswer
 from plait.gateway.api.responses_api import KeptResponse
@@ -32,11 +32,11 @@ IDENTITY = Identity("key", 1_700_000_000)
 
 
 def as_messages(to: ClientSink) -> Stage:
-    return TranslatedAnswer(to, TurnTranslator(MessageTurn({}, IDENTITY)), TRANSLATIONS["/v1/messages"])
+    return TranslatedAnswer(to, TurnTranslator(MessageTurn({}, IDENTITY)), MESSAGE_ERRORS)
 
 
 def as_responses(to: ClientSink) -> Stage:
-    return TranslatedAnswer(to, TurnTranslator(ResponseTurn({}, IDENTITY)), TRANSLATIONS["/v1/responses"])
+    return TranslatedAnswer(to, TurnTranslator(ResponseTurn({}, IDENTITY)), RESPONSE_ERRORS)
 
 
 def as_stored_response(to: ClientSink) -> Stage:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from plait.backends.translation.answer_translator import write_event
+from plait.backends.protocol.api_errors import write_event
 from plait.backends.translation.background_turn import replayed
 from plait.gateway.timer import loop_time_s
 from tests.gateway.chaining.chained_gateway import Exchange, Served, served_calls, settle

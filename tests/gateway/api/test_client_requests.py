@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from plait.gateway.api.translated_api import TRANSLATED
 from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, KINDS, ROUTES
 from plait.gateway.timer import loop_time_s
 from tests.client_requests import Sent, odd, recorded
@@ -17,7 +18,7 @@ REQUESTS = [
     (f"{client}-{number}-{sent['feature'].replace(' ', '-')}", sent) for number, (client, sent) in enumerate(recorded())
 ]
 EACH = [pytest.param(sent, id=name) for name, sent in REQUESTS]
-TRANSLATED = [pytest.param(sent, id=name) for name, sent in REQUESTS if ROUTES[sent["path"]].translation is not None]
+OF_OTHER_APIS = [pytest.param(sent, id=name) for name, sent in REQUESTS if sent["path"] in TRANSLATED]
 
 
 def body_of(sent: Sent, api: Api) -> Sent:
@@ -46,7 +47,7 @@ async def test_a_request_is_relayed_to_engines_that_have_its_route(api: Api, sen
     assert asked.call.streamed == bool(sent["body"].get("stream"))
 
 
-@pytest.mark.parametrize("sent", TRANSLATED)
+@pytest.mark.parametrize("sent", OF_OTHER_APIS)
 async def test_a_request_is_translated_for_engines_that_have_chats_only(api: Api, sent: Sent) -> None:
     api.router.health.answered("a", {"m": CONTEXT_TOKENS}, routes=frozenset({CHAT_PATH}))
     api.relay.answer = json.dumps(CHAT_ANSWER).encode()

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
+from plait.backends.protocol.api_errors import MESSAGE_ERRORS
 from plait.backends.translation.translation import TRANSLATIONS
 from plait.gateway.answers.completions import COMPLETION
 from plait.gateway.api.rewritten_answer import ContinuedAnswer, TranslatedAnswer
 from plait.gateway.asgi import AsgiSink
 from plait.gateway.calls.commented_sink import CommentedSink
+from plait.gateway.calls.routes import ROUTES
 
 STREAM = [(b"content-type", b"text/event-stream")]
 CHUNK = b'data: {"model": "m", "choices": [{"index": 0, "delta": {"content": "first"}}]}\n\n'
@@ -32,8 +34,7 @@ async def test_signs_of_life_come_in_the_clients_way_before_the_first_event(
     async def to_client(message: Any) -> None:
         sent.append(message.get("body", b""))
 
-    translation = TRANSLATIONS[path]
-    translated = TranslatedAnswer(AsgiSink(to_client), translation.answer({}), translation)
+    translated = TranslatedAnswer(AsgiSink(to_client), TRANSLATIONS[path].answer({}), ROUTES[path].form.errors)
     held = CommentedSink(translated, COMPLETION, "r1")
     held.tell("waiting position=1 expected_s=4")
     held.start(200, [*STREAM, (b"plait-engine", b"a")])
@@ -63,8 +64,7 @@ async def test_a_message_begins_with_the_gateways_counts(has_waited: bool) -> No
     async def to_client(message: Any) -> None:
         sent.append(message.get("body", b""))
 
-    translation = TRANSLATIONS["/v1/messages"]
-    translated = TranslatedAnswer(AsgiSink(to_client), translation.answer({}), translation)
+    translated = TranslatedAnswer(AsgiSink(to_client), TRANSLATIONS["/v1/messages"].answer({}), MESSAGE_ERRORS)
     translated.expect_prompt(10)
     held = CommentedSink(translated, COMPLETION, "r1")
     if has_waited:
@@ -84,8 +84,7 @@ async def test_the_gateways_count_replaces_a_bound(counted: int, shown: int) -> 
         "This model's maximum context length is 40960 tokens. However, you requested 32000 output tokens and your "
         "prompt contains at least 8961 input tokens, for a total of at least 40961 tokens."
     )
-    translation = TRANSLATIONS["/v1/messages"]
-    translated = TranslatedAnswer(AsgiSink(_nobody), translation.answer({}), translation)
+    translated = TranslatedAnswer(AsgiSink(_nobody), TRANSLATIONS["/v1/messages"].answer({}), MESSAGE_ERRORS)
     translated.expect_prompt(counted)
     told = json.loads(translated.error(400, json.dumps({"error": {"message": said, "code": 400}}).encode()))
     assert told["error"]["message"].endswith(f"exceed context limit: {shown} + 32000 > 40960")

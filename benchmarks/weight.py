@@ -1,7 +1,8 @@
 """How much there is to read, to call and to import: `python -m benchmarks weight`.
 
-Lines of each package, those of the lab apart; Python calls of a whole chat completion through four engines; and modules
-that `plait serve` has imported by then. docs/measurements/weight.md has a row of each release.
+Lines of each package, those of the lab apart, and of the kernel (`tests/kernel.py`), which are in several packages;
+Python calls of a whole chat completion through four engines; and modules that `plait serve` has imported by then.
+docs/measurements/weight.md has a row of each release.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Final
 
 from benchmarks.plain.counts import of_a_plain_call
 from benchmarks.running.report import table
+from tests.kernel import lines_of_kernel
 
 ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = ("gateway", "backends", "policy", "client")
@@ -24,8 +26,15 @@ def main() -> int:
     argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0]).parse_args()
     lines = [lines_of(package) for package in (*PACKAGES, LAB)]
     counted = of_a_plain_call()
-    row = [*lines, sum(lines[:-1]), counted.calls, counted.functions, counted.files, counted.modules]
-    print("\n".join(table((*PACKAGES, LAB, "lines without the lab", *COUNTED), [[f"{figure:,}" for figure in row]])))
+    row = [*lines, sum(lines[:-1]), lines_of_kernel(), counted.calls, counted.functions, counted.files, counted.modules]
+    print(
+        "\n".join(
+            table(
+                (*PACKAGES, LAB, "lines without the lab", "of the kernel", *COUNTED),
+                [[f"{figure:,}" for figure in row]],
+            )
+        )
+    )
     return 0
 
 

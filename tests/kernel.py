@@ -1,0 +1,41 @@
+"""The kernel: what takes, places, sends and relays calls, watches engines, and admits. All else is a guest of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from tests.source_tree import ROOT, path_of, reached_from
+
+ENTRIES: Final = (
+    "gateway/api/call_api.py",
+    "gateway/server/open_requests.py",
+    "gateway/membership/engine_set.py",
+    "gateway/membership/monitor.py",
+    "gateway/admission/admission.py",
+    "gateway/calls/relay.py",
+    "gateway/calls/records.py",
+)
+"""Importing these imports the kernel."""
+
+GUESTS: Final = (
+    "gateway/chaining", "gateway/programs", "gateway/transforms", "gateway/durability", "gateway/store",
+    "gateway/peers", "gateway/receipts", "gateway/live", "backends/translation", "policy/programs", "lab", "client",
+)  # fmt: skip
+"""The rooms of guests, the embedded engine and the client's library."""
+
+
+def kernel() -> set[Path]:
+    """The kernel's files, with all that they import."""
+    return reached_from([ROOT / entry for entry in ENTRIES])
+
+
+def lines_of_kernel() -> int:
+    """Its lines, with comments and empty ones."""
+    return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in kernel())
+
+
+def guests_in_kernel() -> set[str]:
+    """The files of guests' rooms that the kernel imports; a room's own `__init__` has nothing in it."""
+    paths = map(path_of, kernel())
+    return {path for path in paths if path.startswith(GUESTS) and not path.endswith("__init__.py")}

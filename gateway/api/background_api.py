@@ -96,7 +96,7 @@ class BackgroundApi:
         ]
         headers = await owner.once_stored(headers, unstored_headers)
         if fields.get("stream"):
-            await unless_gone(receive, owner.answer.follow(sink.send, headers, 0, self.chained.keep_alive_s))
+            await unless_gone(receive, owner.answer.follow(sink, headers, 0, self.chained.keep_alive_s))
         else:
             sink.whole(200, [*headers, (b"content-type", b"application/json")], queued)
             await sink.flush()

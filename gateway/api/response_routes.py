@@ -17,7 +17,7 @@ from plait.backends.protocol.api_errors import write_event
 from plait.backends.translation.background_turn import replayed
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.api.background_api import BackgroundApi
-from plait.gateway.asgi import EVENT_STREAM, ClientGoneError, Headers, unless_gone
+from plait.gateway.asgi import EVENT_STREAM, ClientGoneError, Headers, sink_of, unless_gone
 from plait.gateway.chaining.background_answer import BackgroundAnswer, events_from
 from plait.gateway.chaining.chained_calls import ChainedCalls
 from plait.gateway.chaining.unstored import unstored_events, unstored_headers, unstored_response
@@ -170,7 +170,7 @@ class ItemsPage(NamedTuple):
 
 
 class FollowedResponse(Response):
-    """Streams the events of a running background response, from the sequence number `number` on."""
+    """Streams the events of a background response that has not been stored, from the number `number` on."""
 
     def __init__(self, answer: BackgroundAnswer, headers: Headers, number: int, keep_alive_s: float) -> None:
         super().__init__()
@@ -180,8 +180,9 @@ class FollowedResponse(Response):
         self._keep_alive_s = keep_alive_s
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        sink = sink_of(receive, send)
         with suppress(ClientGoneError):
-            await unless_gone(receive, self._answer.follow(send, self._head, self._number, self._keep_alive_s))
+            await unless_gone(receive, self._answer.follow(sink, self._head, self._number, self._keep_alive_s))
 
 
 def _first_number(request: Request) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import msgspec
-from starlette.types import Message, Send
+from starlette.types import Message
 
 from plait.backends.errors import EngineGarbledError, PlaitError
 from plait.backends.http.content_types import is_event_stream
@@ -15,7 +15,7 @@ from plait.backends.protocol.api_errors import response_error, write_event
 from plait.backends.translation.answer_translator import Identity, TurnTranslator
 from plait.backends.translation.background_turn import BackgroundTurn
 from plait.gateway.answers.error_texts import error_of
-from plait.gateway.asgi import EVENT_STREAM, Headers, MessageSink
+from plait.gateway.asgi import EVENT_STREAM, ClientSink, Headers, MessageSink
 from plait.gateway.chaining.recorded_answer import KEEP_ALIVE, Ledger
 
 EVENT_BYTES: Final = 64
@@ -37,7 +37,7 @@ class BackgroundAnswer(MessageSink):
         self._identity = identity
         self._ledger = ledger
         self._held_bytes = 0
-        self._changed = asyncio.Event()
+        self._readers: list[_Reader] = []
         self._told: Told | None = None  # set when the response has ended
         self._error: PlaitError | None = None  # set if the response does not end in this gateway
         self._begin()
@@ -91,22 +91,29 @@ class BackgroundAnswer(MessageSink):
     def finish(self, told: Told) -> None:
         """The response has ended. Readers get the last events from `told`."""
         self._told = told
-        self._wake()
+        self._end_readers()
 
     def break_off(self, error: PlaitError) -> None:
         """The response does not end in this gateway. Readers get an error event."""
         self._error = error
-        self._wake()
+        self._end_readers()
 
-    async def follow(self, send: Send, headers: Headers, number: int, keep_alive_s: float) -> None:
+    async def follow(self, sink: ClientSink, headers: Headers, number: int, keep_alive_s: float) -> None:
         """Send the events from a sequence number on as they come, and comments in silences of `keep_alive_s`."""
-        await send({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM, *headers]})
-        while self._told is None and self._error is None:
-            events = self._events[number:]
-            number += len(events)
-            if events or not await self._changes(keep_alive_s):
-                await send({"type": "http.response.body", "body": b"".join(events) or KEEP_ALIVE, "more_body": True})
-        await send({"type": "http.response.body", "body": await self._end_from(number)})
+        await sink.send({"type": "http.response.start", "status": 200, "headers": [*EVENT_STREAM, *headers]})
+        if self._told is None and self._error is None:
+            reader = _Reader(sink, number, keep_alive_s)
+            self._readers.append(reader)
+            sink.on_room = lambda: reader.take(self._events)
+            try:
+                reader.take(self._events)
+                await sink.flush(reader.ended)
+            finally:
+                self._readers.remove(reader)
+                reader.close()
+            number = reader.number
+        sink.end(await self._end_from(number))
+        await sink.flush()
 
     async def _end_from(self, number: int) -> bytes:
         error, events = self._error, [*self._events, *self._last]
@@ -130,20 +137,49 @@ class BackgroundAnswer(MessageSink):
             self._ledger.hold(more_bytes)
             self._held_bytes += more_bytes
             self._events += events
-            self._wake()
+            for reader in self._readers:
+                reader.take(self._events)
 
-    async def _changes(self, within_s: float) -> bool:
-        """Wait for a change. False after `within_s`."""
-        try:
-            async with asyncio.timeout(within_s):
-                await self._changed.wait()
-        except TimeoutError:
-            return False
-        return True
+    def _end_readers(self) -> None:
+        for reader in self._readers:
+            reader.end()
 
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+
+class _Reader:
+    """A client, and the `number` of the next event that it gets. `ended`: it gets the rest by `_end_from`."""
+
+    def __init__(self, sink: ClientSink, number: int, keep_alive_s: float) -> None:
+        self.number = number
+        self._loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+        self._sink = sink
+        self._keep_alive_s = keep_alive_s
+        self._written_s = self._loop.time()
+        self._timer = self._loop.call_later(keep_alive_s, self._look)
+
+    def take(self, events: list[bytes]) -> None:
+        """Write what it has not had of all events so far, if there is room."""
+        if self.number < len(events) and not self._sink.is_full:
+            new, self.number = events[self.number :], len(events)
+            self._written_s = self._loop.time()
+            self._sink.write(b"".join(new))
+
+    def end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def close(self) -> None:
+        self._timer.cancel()
+        self._sink.on_room = None
+
+    def _look(self) -> None:
+        """Write a comment after a silence, if there is room."""
+        now_s = self._loop.time()
+        if now_s >= self._written_s + self._keep_alive_s:
+            self._written_s = now_s
+            if not self._sink.is_full:
+                self._sink.write(KEEP_ALIVE)
+        self._timer = self._loop.call_at(self._written_s + self._keep_alive_s, self._look)
 
 
 def events_from(number: int, events: list[bytes]) -> list[bytes]:

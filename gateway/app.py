@@ -20,9 +20,7 @@ from starlette.types import ASGIApp
 from plait.backends.http.trust import SYSTEM_TRUST
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.metrics import AdmissionCollector
-from plait.gateway.admission.rate_leases import RateLeases
-from plait.gateway.admission.shares import needs, part_of_engines
-from plait.gateway.admission.tenants import BURST_S, TenantIds, TenantTerms
+from plait.gateway.admission.tenants import TenantIds, TenantTerms
 from plait.gateway.api.admin import AdminApi
 from plait.gateway.api.auth import AdminAccess, KeyRing
 from plait.gateway.api.background_api import BackgroundApi
@@ -87,6 +85,7 @@ from plait.gateway.receipts.routes import ReceiptsApi
 from plait.gateway.receipts.told import ToldReceipt
 from plait.gateway.reloading import Reloading
 from plait.gateway.server.open_requests import OpenRequests
+from plait.gateway.shared_limits import SharedLimits
 from plait.gateway.store.metrics import StoreCollector
 from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import at_loop_time, loop_time_s
@@ -255,8 +254,8 @@ class Gateway:
             max_attempts=self.config.upstream.max_attempts,
             open_answers=OpenAnswers(self.config.upstream.max_open_answer_bytes),
             forward_client_key=self._keys.is_open,
+            told_receipt=partial(ToldReceipt, receipts=self._receipts),
         )
-        relay.receipt_sink = partial(ToldReceipt, receipts=self._receipts)
         self._feed = Feed(self.router, relay, self._tenants.label)
         self._watched = self._new_watched(metrics)
         self.refusals = Refusals(
@@ -340,26 +339,16 @@ class Gateway:
         self._requests.cut()
 
     def _join(self, membership: Membership) -> None:
-        """Connect the parts that depend on the other gateways of a shared store, such as divided limits."""
-
-        def share() -> None:
-            self._terms.share(membership.peers.count, membership.peers.index)
-            self._forwarding.part()
-
-        def part(model: str) -> float:
-            found = part_of_engines(model, self.router, membership.parts)
-            return 1 / membership.peers.count if found is None else found
-
-        sessions = self._chained.executor.sessions
-        membership.on_members, membership.is_used = share, sessions.has
-        membership.needs = partial(needs, self._admission, self._terms, self.router)
-        membership.on_parts = lambda: self._admission.limits_changed(loop_time_s())
-        self._terms.parts, self._admission.sessions.part = lambda: membership.parts, part
+        """Be one of the gateways of a shared store."""
         self._registry.register(MembershipCollector(membership))
-        self._gate.leases = RateLeases(self._terms.whole, partial(membership.draw, burst_s=BURST_S))
-        self._supervisor.start("lease", membership.keep)
-        self._supervisor.start("rates", self._gate.leases.keep)
-        self._supervisor.start("shares", membership.share)
+        SharedLimits(
+            membership,
+            self._forwarding,
+            router=self.router,
+            admission=self._admission,
+            terms=self._terms,
+            sessions=self._chained.executor.sessions,
+        ).begin(self._gate, self._supervisor)
 
     async def _until_an_engine_answers(self) -> None:
         """Wait, for `FIRST_LOOK_S` at most, until an engine has answered: before, every call would be refused."""

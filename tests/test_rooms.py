@@ -33,7 +33,7 @@ ROOMS = {
         {"cli"},
         {"commands"},
         {"app"},
-        {"discovery", "found_config", "reloading", "server"},
+        {"discovery", "found_config", "reloading", "server", "shared_limits"},
         {"live", "receipts"},
         {"api", "durability"},
         {"chaining"},

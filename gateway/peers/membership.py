@@ -91,13 +91,27 @@ class UnreachableStoreError(PlaitError, status=503, code="store_failed", quotes=
         super().__init__("The store of sessions cannot be reached now. Send the request again.", retry_after_s=1.0)
 
 
+class Fellow:
+    """A gateway, as its membership sees it: until it is ready, one without calls."""
+
+    def members_changed(self) -> None: ...
+
+    def is_used(self, _tenant: str, _session: str) -> bool:
+        """Whether a session is in use."""
+        return False
+
+    def needs(self) -> Mapping[str, Need]:
+        """The gateway's needs of shared limits, by name."""
+        return {}
+
+    def parts_changed(self) -> None: ...
+
+
 class Membership:
     """The membership of one gateway. `kind` is the kind of sessions' streams, `instead` that of deleted sessions.
 
-    Its callbacks: `restore` gets the streams that were taken over, and has each of them found from then on, also before
-    the awaitable that it returns has restored all; `is_used` says whether a session is in use, `on_members` is called
-    after a change of members, `needs` returns this gateway's needs of shared limits, and `on_parts` is called after a
-    change of `parts`.
+    `restore` gets the streams that were taken over, and has each of them found from then on, also before the awaitable
+    that it returns has restored all. `fellow` is the gateway.
     """
 
     def __init__(
@@ -110,12 +124,9 @@ class Membership:
         self.is_leaving = False
         """Whether this gateway takes no more sessions, because it stops."""
         self.restore: Callable[[Sequence[StoredStream]], Awaitable[object]]
-        self.is_used: Callable[[str, str], bool] = lambda _tenant, _session: False
-        self.on_members: Callable[[], None] = lambda: None
+        self.fellow = Fellow()
         self.parts: Mapping[str, int] | None = None
         """This gateway's part of each shared limit, by name; None if the store has been out of reach for long."""
-        self.needs: Callable[[], Mapping[str, Need]] = dict
-        self.on_parts: Callable[[], None] = lambda: None
         self._log = group_commit
         self._kind = kind
         self._instead = instead
@@ -299,7 +310,7 @@ class Membership:
         if urls != self.peers.urls:
             log.info("gateways", own=self.peers.own, others=[url for url in urls if url != self.peers.own])
             self.peers.urls = urls
-            self.on_members()
+            self.fellow.members_changed()
 
     async def draw(
         self, bucket: str, rates: Sequence[float], least: Sequence[float], most: Sequence[float], *, burst_s: float
@@ -312,7 +323,7 @@ class Membership:
         told, told_s, heard_s = dict[str, Need](), -inf, -inf
         while True:
             await asyncio.sleep(SHARE_S)
-            needs, now_s = dict(self.needs()), loop_time_s()
+            needs, now_s = dict(self.fellow.needs()), loop_time_s()
             if not _grows(told, needs, self.parts or {}) and now_s - told_s < REGULAR_S:
                 continue
             told, told_s = needs, now_s
@@ -321,7 +332,7 @@ class Membership:
                 heard_s = now_s
             except StoreError:
                 self.parts = self.parts if now_s - heard_s < LEASE_S else None
-            self.on_parts()
+            self.fellow.parts_changed()
 
     async def _soon(self, work: Callable[[], T]) -> T:
         """Run `work` in the store's thread. Raises `StoreError`, also after `DRAW_S`."""
@@ -357,7 +368,8 @@ class Membership:
 
     def _sweep(self, now_s: float) -> None:
         """Give up the names of sessions that no call has used for `UNUSED_S`."""
-        unused = [name for name, used_s in self._own.items() if now_s - used_s > UNUSED_S and not self.is_used(*name)]
+        used = self.fellow.is_used
+        unused = [name for name, used_s in self._own.items() if now_s - used_s > UNUSED_S and not used(*name)]
         for name in unused:
             del self._own[name]
         if unused:

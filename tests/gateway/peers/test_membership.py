@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 import pytest
@@ -283,11 +283,25 @@ async def test_a_gateway_that_was_given_up_has_nothing_until_it_is_back() -> Non
             assert await one.owner() == "http://1"
 
 
+class Using(membership.Fellow):
+    """A gateway that uses a session, and needs a part of a limit."""
+
+    def __init__(self, session: str = "", needs: Need | None = None) -> None:
+        self._session = session
+        self._needs = {} if needs is None else {"calls": needs}
+
+    def is_used(self, _tenant: str, session: str) -> bool:
+        return session == self._session
+
+    def needs(self) -> Mapping[str, Need]:
+        return self._needs
+
+
 async def test_names_that_calls_do_not_use_any_more_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     async with gateways() as (_, (one, two)):
         assert await one.owner("label") is None
         assert await one.owner("used") is None
-        one.membership.is_used = lambda _tenant, session: session == "used"
+        one.membership.fellow = Using("used")
         monkeypatch.setattr(membership, "UNUSED_S", 0.0)
         async with kept(one):
             await until(lambda: ("t", "label") not in one.membership._own)
@@ -301,10 +315,10 @@ async def test_what_is_shared_goes_where_it_is_needed_and_is_divided_without_a_s
     for name in ("SHARE_S", "REGULAR_S", "LEASE_S"):
         monkeypatch.setattr(membership, name, 0.001)
     async with gateways() as (shared, (one, two)), kept(one), kept(two):
-        one.membership.needs = lambda: {"calls": Need(6, 9)}
+        one.membership.fellow = Using(needs=Need(6, 9))
         tasks = [asyncio.create_task(gateway.membership.share()) for gateway in (one, two)]
         await until(lambda: (one.membership.parts, two.membership.parts) == ({"calls": 6}, {}))
-        two.membership.needs = lambda: {"calls": Need(6, 2)}
+        two.membership.fellow = Using(needs=Need(6, 2))
         await until(lambda: (one.membership.parts, two.membership.parts) == ({"calls": 4}, {"calls": 2}))
         shared.away = True
         await until(lambda: one.membership.parts is None)

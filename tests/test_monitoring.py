@@ -124,7 +124,7 @@ def labels_of_metrics() -> dict[str, set[str]]:
     """The labels of each metric, by its name in Prometheus."""
     found = dict(FROM_OTHERS)
     config = {"engines": [{"name": "a", "url": "http://127.0.0.1:1"}]}
-    for collector in Gateway(parse_config(config, "test"))._registry._collector_to_names:
+    for collector in Gateway(parse_config(config, "test")).kernel.registry._collector_to_names:
         for family in collector.collect():
             own = vars(collector).get("_labelnames", vars(family).get("_labelnames"))
             assert own is not None, family.name

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import plait.gateway.app
+import plait.gateway.kernel
 import plait.lab.commands.demo
 from plait.gateway.app import Gateway
 from plait.gateway.cli import main
@@ -51,7 +51,7 @@ class OwnGateway(WaitingFleet):
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kv_tokens: int | None = None) -> None:
         super().__init__()
-        monkeypatch.setattr(plait.gateway.app, "at_loop_time", self._at)
+        monkeypatch.setattr(plait.gateway.kernel, "at_loop_time", self._at)
         engines = [{"name": name, "url": f"http://{name}"} for name in "xy"]
         config = parse_config(
             {
@@ -61,7 +61,7 @@ class OwnGateway(WaitingFleet):
             "test",
         )
         gateway = Gateway(config)
-        self.router, self.admission = gateway.router, gateway._admission
+        self.router, self.admission = gateway.router, gateway.kernel.admission
         self.router.health.answered("x", {"m": None})
 
 

@@ -34,7 +34,7 @@ ROOMS = {
         {"commands"},
         {"app"},
         {"discovery", "found_config", "reloading", "server", "shared_limits"},
-        {"live", "receipts"},
+        {"kernel", "live", "receipts"},
         {"api", "durability"},
         {"chaining"},
         {"calls"},

@@ -90,7 +90,7 @@ class Served:
             )
         )
         self.engine = CuedEngine()
-        links = self.gateway._links  # noqa: SLF001 - over a socket, the engine's CPU time would be measured too
+        links = self.gateway.kernel.links
         links["engine"] = EngineLink(cast("HttpClient", self.engine))
         self.gateway.router.health.answered("engine", {MODEL: CONTEXT_TOKENS})
 

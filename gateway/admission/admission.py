@@ -52,8 +52,8 @@ log = structlog.get_logger(__name__)
 class Admission:
     """Admission of one gateway.
 
-    `limits` returns a tenant's limits. `weights` (default 1) may change. `chat_tokens` is as in `SessionGates`. `at`,
-    `max_wait_s` and `ahead_s` are as in `Queue`.
+    `limits` returns a tenant's limits. `weights` (default 1) may change. `chat_tokens` and `part` are as in
+    `SessionGates`. `at`, `max_wait_s` and `ahead_s` are as in `Queue`.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Admission:
         weights: Mapping[str, float] | None = None,
         ahead_s: float = AHEAD_S,
         chat_tokens: float = CHAT_TOKENS,
+        part: Callable[[str], float] = lambda _model: 1.0,
     ) -> None:
         self.shares = FairShares(weights)
         self._uses: defaultdict[str, TenantUse] = defaultdict(TenantUse)
@@ -80,7 +81,7 @@ class Admission:
             on_sent=self._sent,
             on_given_up=self._given_up,
         )
-        self.sessions = SessionGates(router, at, self.shares.weight, self._freed, chat_tokens)
+        self.sessions = SessionGates(router, at, self.shares.weight, self._freed, chat_tokens, part=part)
         self._lines = self.queue.lines
         self._limits = limits
         self._busy = set[str]()  # tenants with calls here, and some that had calls when `busy` last looked
@@ -307,10 +308,6 @@ def _same(call: Waiting) -> tuple[object, ...]:
     return call.tenant, asked.model, asked.prompt_tokens, asked.output_limit, asked.prompt_hash, last
 
 
-def _all(_model: str) -> float:
-    return 1.0
-
-
 class SessionGates:
     """The session gates, by base model. `on_free` is called with each held call that passes.
 
@@ -326,7 +323,7 @@ class SessionGates:
         on_free: Callable[[Waiting, float], None],
         chat_tokens: float = CHAT_TOKENS,
         *,
-        part: Callable[[str], float] = _all,
+        part: Callable[[str], float],
     ) -> None:
         self.gates: dict[str, SessionGate] = {}
         self.part = part

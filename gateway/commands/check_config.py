@@ -154,14 +154,14 @@ def run(arguments: argparse.Namespace) -> None:
         for listening in bound_sockets(config.server.host, 0):
             listening.close()
         found = asyncio.run(_probed(gateway, within_s))
-        print(*engine_table(found, gateway.tokenizers), sep="\n")
-        print(*tokenizer_table(_base_models(gateway), gateway.tokenizers), sep="\n")
+        print(*engine_table(found, gateway.kernel.tokenizers), sep="\n")
+        print(*tokenizer_table(_base_models(gateway), gateway.kernel.tokenizers), sep="\n")
         wrong = sum(problem(engine) is not None for engine in found)
         problems += [f"{_count(wrong, 'engine')} of {len(found)} cannot be used as configured"] if wrong else []
         problems += not_offered(config.models, found)
     else:
-        asyncio.run(gateway.downloads.try_all(within_s))
-    problems += missing(gateway.tokenizers, within_s)
+        asyncio.run(gateway.kernel.downloads.try_all(within_s))
+    problems += missing(gateway.kernel.tokenizers, within_s)
     if problems:
         raise ValueError("\n".join(problems))
     engines, models = len(config.engines), len(config.models)
@@ -174,7 +174,7 @@ async def _probed(gateway: Gateway, within_s: float) -> list[FleetEngine]:
 
     Returns the engines, with those that the gateway has found by DNS.
     """
-    engines, awaited = gateway.router.engines, gateway.tokenizers.awaited
+    engines, awaited = gateway.router.engines, gateway.kernel.tokenizers.awaited
     looked_at = gateway.router.comparisons.looked_at
     async with gateway.running():
         try:

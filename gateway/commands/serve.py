@@ -179,7 +179,7 @@ def _serve(gateway: Gateway, worker: Worker, load: Callable[[], Config]) -> None
     connections = bounds_by_descriptors(server.max_connections)
     gateway.bodies.serve(connections.max_connections)
     bounds = ClientBounds(
-        limits, gateway.refusals.unread, slow_clients, connections, worker.share, needs_keys=gateway.needs_keys,
+        limits, gateway.kernel.refusals.unread, slow_clients, connections, worker.share, needs_keys=gateway.needs_keys,
         lag=gateway.router.health.lag,
     )  # fmt: skip
     on_hangup = partial(gateway.reload, load)

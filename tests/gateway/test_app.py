@@ -226,14 +226,14 @@ def test_a_size_that_nobody_told_is_not_shown(more: dict[str, Any], known: int |
     cache = gateway.router.engines["a"].cache
     assert cache.estimated_tokens == known
     assert cache.view.residency.most_blocks == (known or load_profile(DEFAULT_PROFILE).kv.tokens) // cache.block_tokens
-    (shown,) = fleet_news(gateway.router, gateway._admission, gateway._feed, 0.0).engines
+    (shown,) = fleet_news(gateway.router, gateway.kernel.admission, gateway._feed, 0.0).engines
     assert (shown.kv_tokens, shown.kv_used_tokens) == (told, None)
 
 
 def test_watchers_see_the_first_64_addresses_with_their_ranks() -> None:
     engines = [{"name": f"e{place}", "url": f"http://127.0.0.1:{1 + place}", "ranks": 2} for place in range(70)]
     gateway = Gateway(parse_config({"engines": engines}, "test"))
-    news = fleet_news(gateway.router, gateway._admission, gateway._feed, 0.0)
+    news = fleet_news(gateway.router, gateway.kernel.admission, gateway._feed, 0.0)
     assert [one.name for one in news.engines] == [f"e{place}@{rank}" for place in range(64) for rank in range(2)]
     assert news.engine_count == 140
 

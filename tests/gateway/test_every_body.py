@@ -171,7 +171,7 @@ async def test_a_body_ends_at_the_bound(gateway: Gateway, path: str) -> None:
 
 @pytest.mark.parametrize("path", paths())
 async def test_a_tenants_bodies_end_at_their_bound(gateway: Gateway, path: str) -> None:
-    tenant = ADMIN if is_admin(path) else gateway._keys.check({"headers": [(b"x-api-key", KEY.encode())]})
+    tenant = ADMIN if is_admin(path) else gateway.kernel.keys.check({"headers": [(b"x-api-key", KEY.encode())]})
     held = (MOST_OPEN // gateway._forwarding.peers.count) - 30_000
     gateway.bodies.add(tenant, held)
     answer = await ask(gateway, path, begun(path, PIECE), *[PIECE] * 3, key=right(path))

@@ -68,7 +68,7 @@ async def running(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
     running = Running(config())
     yield running
     await running.http.aclose()
-    await running.gateway._supervisor.close()
+    await running.gateway.kernel.supervisor.close()
     await running.engines.aclose()
 
 
@@ -89,7 +89,7 @@ async def test_a_removed_engine_keeps_its_calls_and_then_leaves(running: Running
 async def test_an_engine_leaves_only_when_its_successors_were_tried(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running.gateway._monitor, "add", lambda _: None)
+    monkeypatch.setattr(running.gateway.kernel.monitor, "add", lambda _: None)
     running.reloading.apply(config(C))
     await running.settled()
     assert sorted(running.router.engines) == ["a", "b", "c"]
@@ -108,15 +108,15 @@ async def test_an_engine_that_comes_back_into_the_file_stays(running: Running) -
         running.router.release(booking, 1.0, delivered=True)
     await running.settled()
     assert running.engines.describe("a")["state"] == "active"
-    assert running.gateway._links["a"].authorization == b"Bearer k"
+    assert running.gateway.kernel.links["a"].authorization == b"Bearer k"
 
 
 async def test_a_new_url_forgets_the_cache_but_not_the_calls(running: Running) -> None:
     booking = running.book()
-    name, before = booking.placement.engine_id, running.gateway._links[booking.placement.engine_id]
+    name, before = booking.placement.engine_id, running.gateway.kernel.links[booking.placement.engine_id]
     moved = [{**one, "url": "http://127.0.0.1:5"} if one["name"] == name else one for one in (A, B)]
     running.reloading.apply(config(*moved))
-    assert running.gateway._links[name].client is not before.client
+    assert running.gateway.kernel.links[name].client is not before.client
     assert running.engines.describe(name)["url"] == "http://127.0.0.1:5"
     running.router.release(booking, 1.0, delivered=True)
     running.router.check()
@@ -136,7 +136,7 @@ async def test_keys_change_and_what_needs_a_restart_is_named(running: Running) -
 
 
 async def test_tenants_change_in_a_running_gateway(running: Running) -> None:
-    terms, blue = running.gateway._terms, running.gateway._tenants.of_name("blue")
+    terms, blue = running.gateway.kernel.terms, running.gateway.kernel.tenants.of_name("blue")
     tenant = {"name": "blue", "api_keys": ["two"], "weight": 3.0, "max_running": 2}
     change = running.reloading.apply(config(tenants=[tenant], admission={"max_running": 9, "max_waiting": 5}))
     assert (change.tenants, change.limits, change.needs_restart) == (True, True, ())
@@ -151,7 +151,7 @@ async def test_tenants_change_in_a_running_gateway(running: Running) -> None:
 
 async def test_calls_of_programs_that_wait_for_rates_wait_by_the_new_ones(running: Running) -> None:
     running.reloading.apply(config(admission={"calls_per_s": 0.1}))
-    admission, call = running.gateway._admission, Call("c", "m", 10, 64, [])
+    admission, call = running.gateway.kernel.admission, Call("c", "m", 10, 64, [])
     calls = [Waiting("blue", 20, call=call, passes=True) for _ in range(2)]
     for one in calls:
         admission.enter(one, loop_time_s())
@@ -174,7 +174,7 @@ async def test_a_wrong_file_changes_nothing(running: Running, tmp_path: Path) ->
     with capture_logs() as logs:
         running.gateway.reload(partial(load_config, path))
     assert "did you mean" in logs[-1]["problems"][0]
-    assert samples(running.gateway._registry)['plait_reloads_total{outcome="refused"}'] == 1
+    assert samples(running.gateway.kernel.registry)['plait_reloads_total{outcome="refused"}'] == 1
     assert list(running.router.engines) == ["a", "b"]
 
 

@@ -88,12 +88,12 @@ class Served:
 
     @property
     def counted(self) -> int:
-        found = samples(self.gateway._registry)
+        found = samples(self.gateway.kernel.registry)
         return round(sum(count for name, count in found.items() if name.startswith("plait_tenant_calls_total{")))
 
     @property
     def refusals(self) -> list[str]:
-        found = samples(self.gateway._registry)
+        found = samples(self.gateway.kernel.registry)
         return [
             name
             for name, count in found.items()
@@ -116,7 +116,7 @@ async def serving(*engines: str, **sections: Any) -> AsyncIterator[Served]:
     made.gateway = gateway = Gateway(parse_config({**given, **sections}, "test"))
     for name in names:
         gateway.router.health.answered(name, {"m": None})
-    bounds = ClientBounds(LIMITS, gateway.refusals.unread)
+    bounds = ClientBounds(LIMITS, gateway.kernel.refusals.unread)
     server = uvicorn.Server(new_config(gateway.app, bounds, port=0, lifespan="off", timeout_graceful_shutdown=1))
     task = asyncio.create_task(server._serve())  # `serve` would take the signals of the test run
     while not server.started:  # noqa: ASYNC110

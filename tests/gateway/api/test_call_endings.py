@@ -57,7 +57,7 @@ async def defective_key_ring(made: Served) -> None:
     def broken(*_: object) -> str:
         raise RuntimeError("a defect")
 
-    setattr(made.gateway._keys, "check", broken)  # noqa: B010
+    setattr(made.gateway.kernel.keys, "check", broken)  # noqa: B010
     await made.send(request())
 
 

@@ -221,11 +221,11 @@ class Served:
         self.gateway = Gateway(parse_config(sections, "test"), b"a secret that stays" * 2)
         self.gateway.router.health.answered("e", {"m": 1_000})
         self.engine = Engine()
-        self.engine.holdings = self.gateway._relay.holdings
+        self.engine.holdings = self.gateway.kernel.relay.holdings
         chained = self.gateway._chained
         self.executor = chained.executor
         self.exchanges: list[Exchange] = []
-        self.registry = self.gateway._registry
+        self.registry = self.gateway.kernel.registry
         chained.runner = replace(chained.runner, relay=cast("Relay", self.engine))
 
     async def send(

@@ -83,7 +83,9 @@ class Stepped:
 
 
 def session_of(served: DurableServed) -> Session:
-    return served.executor.sessions.find(served.gateway._keys.check({"headers": [(b"x-api-key", b"one")]}), "s", 0.0)
+    return served.executor.sessions.find(
+        served.gateway.kernel.keys.check({"headers": [(b"x-api-key", b"one")]}), "s", 0.0
+    )
 
 
 def fill(served: DurableServed) -> None:

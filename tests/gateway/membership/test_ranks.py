@@ -202,7 +202,7 @@ async def test_a_former_rank_leaves_with_its_last_call_however_often_it_was_one(
         gateway.router.release(booking, 1.0, delivered=True)
         await until(lambda: [*gateway.router.engines] == NAMES[:2])
         await asyncio.sleep(0.1)
-        assert gateway._registry.get_sample_value("plait_task_restarts_total", {"task": "rank"}) is None
+        assert gateway.kernel.registry.get_sample_value("plait_task_restarts_total", {"task": "rank"}) is None
 
 
 async def test_an_address_waits_for_the_calls_of_former_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +229,7 @@ async def test_an_address_whose_ranks_change_while_it_hands_over_drains(monkeypa
         shown = gateway.engines.describe("a")
         assert (shown["state"], shown["hands_over"]) == ("draining", False)
         await asyncio.sleep(0.05)
-        assert gateway._registry.get_sample_value("plait_task_restarts_total", {"task": "hand over"}) is None
+        assert gateway.kernel.registry.get_sample_value("plait_task_restarts_total", {"task": "hand over"}) is None
 
 
 async def test_what_is_found_is_saved_once_each_address_has_answered(
@@ -247,7 +247,7 @@ async def test_a_former_rank_has_the_new_url_when_it_is_one_again(monkeypatch: p
         booking = call_on(gateway, "a@2")
         gateway.engines.change(EngineConfig(name="a", url="http://127.0.0.1:1", ranks=2))
         gateway.engines.change(EngineConfig(name="a", url="http://127.0.0.2:2", ranks=3))
-        assert all("127.0.0.2:2" in repr(link.client) for link in gateway._links.values())
+        assert all("127.0.0.2:2" in repr(link.client) for link in gateway.kernel.links.values())
         assert {engine.host for engine in gateway.router.engines.values()} == {"127.0.0.2"}
         gateway.router.release(booking, 1.0, delivered=True)
 

@@ -23,10 +23,10 @@ async def ask(made: Served, *, key: str = "admin", query: str = "", **fields: An
 def state(made: Served) -> tuple[object, ...]:
     """What a call changes, or a request that counts. Its prompt is tokenized in any case."""
     gateway = made.gateway
-    router, admission = gateway.router, gateway._admission
+    router, admission = gateway.router, gateway.kernel.admission
     counted = {
         name: value
-        for name, value in samples(gateway._registry).items()
+        for name, value in samples(gateway.kernel.registry).items()
         if not name.startswith(("process_", "python_", "plait_event_loop", "plait_tokenizer_"))
     }
     return (

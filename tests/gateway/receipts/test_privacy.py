@@ -173,7 +173,7 @@ class Watched:
         receipts = list(self.served.gateway._receipts.newest())
         found = {
             "log": repr(self.logs),
-            "metrics": exposition(self.served.gateway._registry).decode(),
+            "metrics": exposition(self.served.gateway.kernel.registry).decode(),
             "answer's receipt": told,
             "receipt": repr([shown(receipt) for receipt in receipts]),
             "operators' receipt": repr([shown(receipt, str) for receipt in receipts]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 
 from e2e.ports import free_ports
@@ -54,6 +55,28 @@ class GreetingApi:
         return JSONResponse({"greeting": "hello"})
 '''
 GREETING_IMPORT = "from plait.gateway.api.greeting_api import GreetingApi\n"
+
+
+CLOSED_SESSIONS = '''"""Refuses the calls of a session."""
+
+from __future__ import annotations
+
+from plait.backends.errors import CallerError, PlaitError
+from plait.gateway.api.call_api import Answer, AskedCompletion
+from plait.gateway.calls.call_reader import Incoming
+
+
+class ClosedSessions:
+    """A step before a call."""
+
+    async def take(self, asked: AskedCompletion) -> Answer | None:
+        if asked.annotations.session == "closed":
+            raise CallerError("This session takes no calls.")
+        return None
+
+    def refused(self, incoming: Incoming, error: PlaitError) -> None: ...
+'''
+CLOSED_SESSIONS_IMPORT = "from plait.gateway.api.closed_sessions import ClosedSessions\n"
 
 
 TOY_ROW = """
@@ -135,8 +158,8 @@ def test_a_local_scheduler(tmp_path: Path) -> None:
 def test_a_route(tmp_path: Path) -> None:
     copy = CopiedTree(tmp_path, "A route")
     copy.add("gateway/api/greeting_api.py", GREETING)
-    copy.insert("gateway/app.py", "import CallApi, CompletionApi, ForwardingApi\n", GREETING_IMPORT)
-    copy.insert("gateway/app.py", "*self._new_operations().routes,\n", "*GreetingApi(self._keys).routes,\n")
+    copy.insert("gateway/app.py", "import CallApi, StepBefore\n", GREETING_IMPORT)
+    copy.insert("gateway/app.py", "*self._new_operations().routes,\n", "*GreetingApi(keys).routes,\n")
     copy.insert("docs/routes.md", "/openapi.json`, `/` | here |\n", "| `GET /v1/greeting` | here |\n")
     compared = "tests/gateway/api/test_about.py::test_the_document_has_every_route_that_answers"
     with pytest.raises(AssertionError, match="test_the_document_has_every_route_that_answers"):
@@ -145,6 +168,23 @@ def test_a_route(tmp_path: Path) -> None:
     copy.check(compared)
     with copy.served() as url:
         assert json.loads(get(f"{url}/v1/greeting")) == {"greeting": "hello"}
+
+
+def test_a_guest(tmp_path: Path) -> None:
+    copy = CopiedTree(tmp_path, "A guest")
+    copy.add("gateway/api/closed_sessions.py", CLOSED_SESSIONS)
+    copy.insert("gateway/app.py", "import CallApi, StepBefore\n", CLOSED_SESSIONS_IMPORT)
+    programs = "[ProgramCalls(self._chained, kernel.refusals)]\n"
+    copy.insert("gateway/app.py", programs, "        before.insert(0, ClosedSessions())\n")
+    with copy.served() as url:
+        asked = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+        with httpx.Client(base_url=url, trust_env=False) as client:
+            closed, other = (
+                client.post("/v1/chat/completions", json=asked, headers={"plait-session": name})
+                for name in ("closed", "other")
+            )
+    assert (closed.status_code, closed.json()["error"]["message"]) == (400, "This session takes no calls.")
+    assert other.status_code in {404, 503}, "the engine is not there"
 
 
 def test_a_metric(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
 """A store that an earlier version has written: what its clients were told is there, and what it had begun goes on.
 
-`versions/0.2.0.db` is of a gateway that was killed while a response ran in the background. A call of the session
+Each of `versions/` is of a gateway that was killed while a response ran in the background. A call of the session
 `story` had set `town`, a program had set `view`, and a step of the program and a submitted call waited for `taste`.
 """
 
 from __future__ import annotations
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,46 @@ TOWN = {
     "model": "demo", "messages": [{"role": "user", "content": "Name a town."}], "max_tokens": 8, "seed": 1,
     "plait": {"session": "story", "output": "town"},
 }  # fmt: skip
-STORED, ENDED, RUNNING = (
-    f"resp_{number}"
-    for number in (
-        "d4a31eb91538452583008e4be7ea9788",
-        "8632c1cf02664ea4a786329c6082738a",
-        "2218b7f74b1e4b9583d02532eebbe401",
-    )
-)
 
 
-@pytest.mark.parametrize("version", ["0.2.0"])
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What clients had been told: the call's id, the view, and the responses, the last of which still ran.
+
+    Where a call with headers waited, too, it is `judged`.
+    """
+
+    call: str
+    view: str
+    stored: str
+    ended: str
+    running: str
+    judged: bool = False
+
+
+WRITTEN = {
+    "0.2.0": Written(
+        "chatcmpl-2d66701a29d53c17d66d7f0be43363ac",
+        "This is emulated text. A slow",
+        "resp_d4a31eb91538452583008e4be7ea9788",
+        "resp_8632c1cf02664ea4a786329c6082738a",
+        "resp_2218b7f74b1e4b9583d02532eebbe401",
+    ),
+    "fe1fc31e": Written(
+        "chatcmpl-7bcbfa379891f697629ce665c54e15c5",
+        "This is emulated text. One good",
+        "resp_cb5f1c40e9f34213ad27d936e2192b56",
+        "resp_c10463017c0140f7bd411f1455091a3c",
+        "resp_f8a525e814ac45f08adf7fabf25ca77c",
+        judged=True,
+    ),
+}
+"""By version, or by the commit before the steps of programs became one kind."""
+
+
+@pytest.mark.parametrize("version", WRITTEN)
 def test_a_store_is_opened(launch: Launcher, tmp_path: Path, version: str) -> None:
+    written = WRITTEN[version]
     store, engine = tmp_path / "store" / "sessions.db", launch.engine("a")
     store.parent.mkdir(mode=0o700)
     shutil.copyfile(VERSIONS / f"{version}.db", store)
@@ -52,17 +81,17 @@ def test_a_store_is_opened(launch: Launcher, tmp_path: Path, version: str) -> No
             return value
 
         assert value_of("town") == "This is emulated text. The new"
-        assert value_of("view") == "This is emulated text. A slow"
+        assert value_of("view") == written.view
         repeated = client.post("/v1/chat/completions", json=TOWN, headers={"Idempotency-Key": "town-1"})
-        assert repeated.json()["id"] == "chatcmpl-2d66701a29d53c17d66d7f0be43363ac", "it is not answered anew"
+        assert repeated.json()["id"] == written.call, "it is not answered anew"
         taste = {"session_id": "story", "semantic_var_id": "taste", "value": "salt"}
         client.post("/v1/variables", json=taste).raise_for_status()
-        assert all(map(value_of, ("verdict", "song")))
+        assert all(map(value_of, ("verdict", "song", *(("judged",) if written.judged else ()))))
     with sync_client(gateway) as sdk:
-        ended = sdk.responses.retrieve(ENDED)
+        ended = sdk.responses.retrieve(written.ended)
         assert (ended.status, ended.background, bool(ended.output_text)) == ("incomplete", True, True)
         following: Any = sdk.responses.create(
-            model="demo", input="Which number?", previous_response_id=STORED, max_output_tokens=8
+            model="demo", input="Which number?", previous_response_id=written.stored, max_output_tokens=8
         )
-        assert following.previous_response_id == STORED
-        eventually(lambda: sdk.responses.retrieve(RUNNING).status in {"completed", "incomplete"})
+        assert following.previous_response_id == written.stored
+        eventually(lambda: sdk.responses.retrieve(written.running).status in {"completed", "incomplete"})

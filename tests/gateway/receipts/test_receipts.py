@@ -170,12 +170,20 @@ async def test_a_limit_that_is_reached(code: str) -> None:
 
 
 async def test_a_call_that_waits_for_an_engine_and_is_never_sent() -> None:
+    """It waits for its turn, and for its engine's prompts once those before it have waited for too long.
+
+    On a busy machine, its own wait may be over in the same iteration of the loop as theirs: then it is tried again.
+    """
     async with fleet("a", "b", admission={"ahead_s": 1e-6, "hold_s": 0.05}) as made:
-        found = await _refused_behind(made, LONG, 6)
-    (attempt,) = found["attempts"]
-    assert found["code"] == "waiting"
-    assert "prompts" in {wait["why"] for wait in found["waits"]}
-    assert (attempt["rule"], attempt["sent_s"], attempt["failed"]) == ("least_delay", None, None)
+        for _ in range(10):
+            found = await _refused_behind(made, LONG, 6)
+            (attempt,), why = found["attempts"], {wait["why"] for wait in found["waits"]}
+            assert found["code"] == "waiting"
+            assert why <= {"turn", "prompts"}
+            assert (attempt["rule"], attempt["sent_s"], attempt["failed"]) == ("least_delay", None, None)
+            if "prompts" in why:
+                return
+    pytest.fail("it has never been the first in line")
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ WARM_UPS: Final = 4
 """Times that a row is sent before it is counted: the words of its prompts are learned by then."""
 
 MOST_REQUESTS: Final = 30
-"""Of a row: a count needs no mean over many."""
+"""The most requests of a row that are counted: a count needs no mean over many."""
 
 _TOTALS: Final = re.compile(r"^totals: (\d+)", re.MULTILINE)
 

@@ -53,7 +53,7 @@ from plait.gateway.calls.call import Asked
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.relay import Relay
-from plait.gateway.calls.routes import KINDS, MESSAGES_PATH, RESPONSES_PATH, ROUTES, CallRoute, ForwardedRequest
+from plait.gateway.calls.routes import KINDS, MESSAGES_PATH, RESPONSES_PATH, ROUTES, ForwardedRequest
 from plait.gateway.intake.open_bodies import OpenBodies, OpenBody
 from plait.gateway.intake.uploads import Upload
 from plait.gateway.timer import loop_time_s
@@ -167,21 +167,7 @@ class ForwardedApi:
         incoming, request = parsed(incoming, ForwardedRequest)
         annotations = read_annotations(incoming.headers, request.plait, request.service_tier)
         route.check(annotations)
-        return await self.forwarded(incoming, request, route, annotations, None, receive=receive, sink=sink)
-
-    async def forwarded(
-        self,
-        incoming: Incoming,
-        request: ForwardedRequest,
-        route: CallRoute,
-        annotations: Annotations,
-        chat: ChatRequest | None,
-        *,
-        receive: Receive,
-        sink: ClientSink,
-    ) -> Answer:
-        """What forwards a parsed request. `chat` is what an engine makes of it, if that is known."""
-        asked = await self.completions.calls.forwarded(incoming, request, route, annotations, chat=chat)
+        asked = await self.completions.calls.forwarded(incoming, request, route, annotations)
         check_client(receive)
         return partial(self.completions.deliver, asked, receive, sink)
 

@@ -21,7 +21,7 @@ from plait.backends.translation.fields import ENGINE_SPEAKS_CHAT, InexpressibleE
 from plait.backends.translation.messages_request import BUDGET
 from plait.backends.translation.translation import TRANSLATIONS, Translation
 from plait.gateway.api.background_api import BECOMES_CHAT, BackgroundApi
-from plait.gateway.api.call_api import Answer, CompletionApi, ForwardedApi, parsed
+from plait.gateway.api.call_api import Answer, CompletionApi, parsed
 from plait.gateway.api.owned_sessions import answered, as_forwarded
 from plait.gateway.api.refusals import Refusals
 from plait.gateway.api.responses_api import KeptResponse, continued, input_items, referred
@@ -116,8 +116,9 @@ class TranslatedApi:
             incoming = msgspec.structs.replace(incoming, body=msgspec.json.encode(whole))
         if fields is not own and route.computes:
             sink = ContinuedAnswer(sink, str(previous))  # the engine did not get the id
-        forwarded = ForwardedApi(self.completions).forwarded
-        return await forwarded(incoming, request, route, annotations, chat, receive=receive, sink=sink)
+        asked = await self.completions.calls.forwarded(incoming, request, route, annotations, chat=chat)
+        check_client(receive)
+        return partial(self.completions.deliver, asked, receive, sink)
 
     async def _holder(self, incoming: Incoming, previous: object) -> str | None:
         """The other gateway that has the response that a request continues; None if this or no gateway has it."""

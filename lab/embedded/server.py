@@ -36,7 +36,7 @@ ERRORS: Final[Mapping[str, ApiErrors]] = {
     "/v1/messages": MESSAGE_ERRORS,
     COUNT_TOKENS: MESSAGE_ERRORS,
 }
-"""Of the routes that are not OpenAI's completions."""
+"""The error form of each route that is not one of OpenAI's completions."""
 OF_OTHER_APIS = frozenset(ERRORS)
 """The routes of Responses and Messages."""
 

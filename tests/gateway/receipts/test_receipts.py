@@ -170,7 +170,7 @@ async def test_a_limit_that_is_reached(code: str) -> None:
 
 
 async def test_a_call_that_waits_for_an_engine_and_is_never_sent() -> None:
-    """It waits for its turn, and for its engine's prompts once those before it have waited for too long.
+    """The last call waits for its turn, and for its engine's prompts once those before it have waited for too long.
 
     On a busy machine, its own wait may be over in the same iteration of the loop as theirs: then it is tried again.
     """

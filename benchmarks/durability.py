@@ -28,13 +28,13 @@ from benchmarks.chaining.served import Served
 from benchmarks.running.command import timed_parser
 from benchmarks.running.report import Report, finish
 from plait.gateway.config.sections import StoreConfig
-from plait.gateway.durability.recorded import SESSION, Recorded
+from plait.gateway.guests.durability.recorded import Recorded
+from plait.gateway.guests.programs.core.record import UNRECORDED, Unrecorded, ValueSet
+from plait.gateway.guests.store.group_commit import GroupCommit
+from plait.gateway.guests.store.sqlite_keeper import SqliteKeeper
 from plait.gateway.log.events import configure_logging
-from plait.gateway.programs.record import UNRECORDED, Unrecorded, ValueSet
 from plait.gateway.server.full_collections import FullCollections
-from plait.gateway.store.event_log import StreamKey
-from plait.gateway.store.group_commit import GroupCommit
-from plait.gateway.store.sqlite_keeper import SqliteKeeper
+from plait.gateway.streams import SESSION, StreamKey
 from plait.lab.simulation.claim import Claim
 
 HOP_RATIO = 1.1

@@ -180,7 +180,7 @@ def _scraped(plan: FleetPlan) -> Iterator[None]:
 
 def _report(rounds: Sequence[Mapping[str, Stretch]]) -> Report:
     """No claim is of the gateway's memory: its caches fill while it serves, watched or not, and by more than watching
-    may add. What is kept for watchers is bounded by counts, which tests/gateway/live checks.
+    may add. What is kept for watchers is bounded by counts, which tests/gateway/guests/live checks.
     """
     alone = mean((one["before"].cpu + one["after"].cpu) / 2 for one in rounds)
     watched, screen = mean(one["watched"].cpu for one in rounds), mean(one["screen"].cpu for one in rounds)

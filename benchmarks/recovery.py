@@ -28,13 +28,12 @@ from benchmarks.running.command import timed_parser
 from benchmarks.running.report import Report, finish
 from plait.gateway.config.sections import StoreConfig
 from plait.gateway.config.sessions import SessionsConfig
-from plait.gateway.durability.recorded import SESSION
+from plait.gateway.guests.programs.core.held_call import KeptRequest
+from plait.gateway.guests.programs.core.record import Opened, SessionEvent, Started, Submitted, ValueSet
+from plait.gateway.guests.store.sqlite_keeper import SqliteKeeper
 from plait.gateway.log.events import configure_logging
-from plait.gateway.programs.held_call import KeptRequest
-from plait.gateway.programs.record import Opened, SessionEvent, Started, Submitted, ValueSet
 from plait.gateway.server.full_collections import FullCollections
-from plait.gateway.store.event_log import Change, StreamKey
-from plait.gateway.store.sqlite_keeper import SqliteKeeper
+from plait.gateway.streams import SESSION, Change, StreamKey
 from plait.lab.simulation.claim import Claim
 
 MOST_S: Final = 2.0

@@ -20,9 +20,9 @@ from benchmarks.running.command import timed_parser
 from benchmarks.running.report import Report, finish
 from plait.backends.errors import PlaitError
 from plait.gateway.config.sessions import SessionsConfig
-from plait.gateway.programs.executor import Executor
-from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
-from plait.gateway.programs.session import Getter, Session
+from plait.gateway.guests.programs.core.executor import Executor
+from plait.gateway.guests.programs.core.held_call import HeldCall, Output, Promise, ReadyCall
+from plait.gateway.guests.programs.core.session import Getter, Session
 from plait.lab.simulation.claim import Claim
 from plait.policy.types import Slo
 

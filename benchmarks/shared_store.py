@@ -18,11 +18,10 @@ from typing import Final
 import msgspec
 
 from e2e.postgresql.server import ABSENT, PASSWORD, Postgres, binaries
-from plait.gateway.durability.recorded import SESSION
-from plait.gateway.programs.record import Opened, ValueSet
-from plait.gateway.store.event_log import Change, StreamKey
-from plait.gateway.store.group_commit import GroupCommit
-from plait.gateway.store.postgres_keeper import PostgresKeeper
+from plait.gateway.guests.programs.core.record import Opened, ValueSet
+from plait.gateway.guests.store.group_commit import GroupCommit
+from plait.gateway.guests.store.postgres_keeper import PostgresKeeper
+from plait.gateway.streams import SESSION, Change, StreamKey
 from plait.lab.simulation.compare import percentile
 
 VALUE: Final = "x" * 3_000

@@ -17,13 +17,13 @@ from typing import Any, Final
 import httpx
 
 from tests.kernel import GUESTS
-from tests.test_kernel import STILL_SHARED
 
-SHARED: Final = {file.removesuffix(".py") for file in STILL_SHARED}
-ROOMS: Final = {file.rpartition("/")[0] for file in SHARED}
-"""Rooms of which a file is shared: their own `__init__`, which is empty, is imported first."""
 MESSAGES: Final = [{"role": "user", "content": "How does a gateway place calls?"}]
 CHAT: Final[dict[str, Any]] = {"model": "demo", "messages": MESSAGES, "max_tokens": 8}
+GUESTS_ROUTES: Final = (
+    "/v1/responses", "/v1/messages", "/v1/submit", "/v1/programs", "/v1/sessions", "/v1/audio/transcriptions",
+    "/admin/engines", "/admin/explain",
+)  # fmt: skip
 CALLS: Final[dict[str, tuple[str, dict[str, Any], dict[str, str]]]] = {
     "chat": ("/v1/chat/completions", CHAT, {}),
     "stream": ("/v1/chat/completions", {**CHAT, "stream": True}, {}),
@@ -35,7 +35,7 @@ CALLS: Final[dict[str, tuple[str, dict[str, Any], dict[str, str]]]] = {
     "unknown model": ("/v1/chat/completions", {**CHAT, "model": "none"}, {}),
     "too many": ("/v1/chat/completions", CHAT, {"x-api-key": "poor"}),
     "a wrong key": ("/v1/chat/completions", CHAT, {"x-api-key": "none"}),
-    "responses": ("/v1/responses", {"model": "demo", "input": "Hi"}, {}),
+    **{path: (path, CHAT, {}) for path in GUESTS_ROUTES},
 }
 
 
@@ -47,19 +47,15 @@ class NoGuests(MetaPathFinder):
     ) -> ModuleSpec | None:
         """None: the next finder has it."""
         name = fullname.removeprefix("plait.").replace(".", "/")
-        if fullname.startswith("plait.") and name.startswith(GUESTS) and name not in SHARED | ROOMS:
+        if fullname.startswith("plait.") and name.startswith(GUESTS):
             raise ImportError(f"{fullname} is a guest's")
         return None
 
 
 async def main(engine: str) -> None:
     """Serve the kernel, and send it the calls."""
-    from starlette.applications import Starlette  # noqa: PLC0415 - after the finder is in place, as those below
-
-    from plait.gateway.admission.tenants import TenantIds  # noqa: PLC0415
-    from plait.gateway.api.call_api import CallApi  # noqa: PLC0415
+    from plait.gateway.app import Gateway  # noqa: PLC0415 - after the finder is in place, as those below
     from plait.gateway.config.file import parse_config  # noqa: PLC0415
-    from plait.gateway.kernel import Kernel  # noqa: PLC0415
     from plait.gateway.server.request_bounds import RequestLimits  # noqa: PLC0415
     from tests.gateway.server.serving import serving  # noqa: PLC0415
 
@@ -71,11 +67,11 @@ async def main(engine: str) -> None:
             {"name": "poor", "api_keys": ["poor"], "calls_per_s": 0.001},
         ],
     }
-    kernel = Kernel(parse_config(given, "kernel"), TenantIds(b"s" * 32))
-    app = CallApi(kernel.completions(), {}, kernel.keys, kernel.bodies, kernel.refusals, Starlette())
-    kernel.open()
+    gateway = Gateway(parse_config(given, "kernel"), guests=())
+    kernel = gateway.kernel
     async with (
-        serving(RequestLimits(), application=app) as running,
+        gateway.running(),
+        serving(RequestLimits(), application=gateway.app) as running,
         httpx.AsyncClient(base_url=running.url, trust_env=False) as client,
     ):
         while not kernel.router.models.names:  # noqa: ASYNC110 - until the engine has answered
@@ -85,7 +81,6 @@ async def main(engine: str) -> None:
             for _ in range(2 if name == "too many" else 1):
                 answer = await client.post(path, json=body, headers={"x-api-key": "rich", **headers})
             statuses[name] = answer.status_code
-    await kernel.close()
     sys.stdout.write("\n" + json.dumps(statuses))
 
 

@@ -25,10 +25,10 @@ from e2e.programs import Program, ProgramCall, chained_by_client, map_reduce, te
 from e2e.sdk import async_client
 from e2e.server_process import Server
 from e2e.servers import Fleet, Launcher
-from plait.gateway.durability.recorded import SESSION, decoded
-from plait.gateway.programs.record import Started, Submitted, ValueSet
-from plait.gateway.store.event_log import StoredStream
-from plait.gateway.store.sqlite_keeper import SqliteKeeper
+from plait.gateway.guests.durability.recorded import decoded
+from plait.gateway.guests.programs.core.record import Started, Submitted, ValueSet
+from plait.gateway.guests.store.sqlite_keeper import SqliteKeeper
+from plait.gateway.streams import SESSION, StoredStream
 from tests.waiting import WITHIN_S
 
 MAX_ATTEMPTS = 3

@@ -22,7 +22,7 @@ from e2e.sdk import asking
 from e2e.server_process import NO_TLS, PLAIT, Server, eventually
 from e2e.servers import Launcher
 from e2e.stub_engine import Script, StubEngine
-from plait.gateway.peers.forwarding import ALL_S
+from plait.gateway.guests.peers.forwarding import ALL_S
 from tests.waiting import WITHIN_S
 
 WORKERS: Final = 2

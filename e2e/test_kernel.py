@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from e2e.kernel_alone import GUESTS_ROUTES
 from e2e.servers import Launcher
 from tests.source_tree import ROOT
 from tests.waiting import WITHIN_S
@@ -22,4 +23,5 @@ def test_the_kernel_serves_without_its_guests(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     statuses = json.loads(done.stdout.splitlines()[-1])
     refused = {"unknown model": 404, "too many": 429, "a wrong key": 401}
+    refused |= dict.fromkeys(GUESTS_ROUTES, 404)
     assert {name: status for name, status in statuses.items() if status != 200} == refused

@@ -12,9 +12,9 @@ import pytest
 from e2e.server_process import NO_TLS, Server, eventually
 from e2e.servers import Launcher
 from e2e.stub_engine import EVENT_STREAM, JSON, Script, StubEngine
-from plait.gateway.calls.routes import ROUTES
 from plait.gateway.intake.agents import SESSION_HEADERS
 from plait.gateway.membership.engine_link import TO_CLIENTS, TO_ENGINES
+from tests.call_routes import ROUTES
 from tests.waiting import WITHIN_S
 
 LISTED_ANSWER = {name.decode() for name in TO_CLIENTS} - {"content-type"}
@@ -127,7 +127,7 @@ def events(path: str, model: str) -> list[bytes]:
 
 def ask(gateway: Server, path: str, model: str, **fields: Any) -> httpx.Response:
     """A request for this route, which may be a form with a file."""
-    if not ROUTES[path].has_files:
+    if not ROUTES[path].file:
         return gateway.post(path, json={"model": model, **fields, **BODIES[path]}, headers=SENT)
     form = f'--b\r\ncontent-disposition: form-data; name="model"\r\n\r\n{model}\r\n--b--\r\n'
     headers = {**SENT, "content-type": "multipart/form-data; boundary=b"}

@@ -16,8 +16,8 @@ from e2e.sdk import sync_client
 from e2e.server_process import Server, eventually
 from e2e.servers import GATEWAYS, Launcher
 from e2e.stub_engine import JSON, Received, Script, StubEngine
-from plait.gateway.calls.routes import ROUTES
 from plait.lab.embedded.beside_chat import transcript
+from tests.call_routes import ROUTES
 from tests.waiting import WITHIN_S
 
 AUDIO = bytes(range(256)) * 3_000

@@ -42,6 +42,12 @@ the body's size, if a client sends single bytes.
 UNBUFFERED: Final = (b"x-accel-buffering", b"no")
 """A header of each stream: nginx forwards events as they come, instead of buffering them."""
 
+
+def event(kind: str, data: object) -> bytes:
+    """A server-sent event with JSON."""
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode(data))
+
+
 EVENT_STREAM: Final[Headers] = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),

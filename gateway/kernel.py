@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.metrics import AdmissionCollector
+from plait.gateway.admission.rate_leases import RateLeases
 from plait.gateway.admission.tenants import TenantIds, TenantTerms
-from plait.gateway.api.auth import KeyRing
+from plait.gateway.api.auth import AdminAccess, KeyRing
 from plait.gateway.api.call_api import CompletionApi, StepBefore
+from plait.gateway.api.error_answers import SlowClientMetrics
+from plait.gateway.api.operations import About, Operations
+from plait.gateway.api.own_route import OwnRoute
 from plait.gateway.api.refusals import Refusals
-from plait.gateway.asgi import Sink
 from plait.gateway.calls.call_reader import CallReader, PromptReader
 from plait.gateway.calls.changed_objectives import ChangedObjectives
-from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.records import CallLog, CallRecords, Reader
-from plait.gateway.calls.relay import Relay
+from plait.gateway.calls.relay import Relay, ToldBy
+from plait.gateway.calls.routes import CallRoute, CallRoutes
 from plait.gateway.calls.tokenizer_metrics import TokenizerCollector
 from plait.gateway.config.sections import Config
 from plait.gateway.config.server import ServerConfig
@@ -39,34 +42,28 @@ from plait.gateway.membership.monitor import Monitor
 from plait.gateway.membership.recovery import Recovery
 from plait.gateway.membership.tokenizer_search import TokenizerSearch
 from plait.gateway.metrics import new_registry
+from plait.gateway.others import ADMIN_KEY, METRICS_KEY, Others
+from plait.gateway.reloading import Reloading
 from plait.gateway.supervision import Supervisor
 from plait.gateway.timer import at_loop_time, loop_time_s
 from plait.policy.placement.policies import POLICIES
 
 
 class Kernel:
-    """The kernel of one gateway, of `gateways` that divide limits; so many `workers` divide the machine's memory.
+    """The kernel of one gateway: worker number `index` of so many `workers`, which divide limits and memory.
 
-    `readers` read the ends of calls besides metrics and the log, and `told_receipt` is as in `Relay`. Raises ValueError
-    for tokenizers, profiles or certificates that cannot be loaded.
+    Raises ValueError for tokenizers, profiles or certificates that cannot be loaded.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        tenants: TenantIds,
-        *,
-        readers: Sequence[Reader] = (),
-        told_receipt: Callable[[Sink, Delivery], Sink] | None = None,
-        gateways: int = 1,
-        index: int = 0,
-        workers: int = 1,
-    ) -> None:
+    def __init__(self, config: Config, tenants: TenantIds, *, workers: int = 1, index: int = 0) -> None:
         self.config = config
         self.tenants = tenants
         self.router = build_router(config)
         self.keys = KeyRing(config.server.api_keys, config.tenants, tenants)
-        self.terms = TenantTerms(config.admission, tenants, config.tenants, gateways=gateways, index=index)
+        self.admin = AdminAccess(
+            KeyRing(filter(None, [config.server.admin_key]), name=ADMIN_KEY), config.server.admin_port
+        )
+        self.terms = TenantTerms(config.admission, tenants, config.tenants, gateways=workers, index=index)
         self.links: dict[str, EngineLink] = {}
         prompts = PromptReader(config, self.router.block_tokens, self.router.models.base)
         self.tokenizers = prompts.tokenizers
@@ -81,19 +78,60 @@ class Kernel:
         self.engines = EngineSet(
             config, self.router, self.links, self.monitor, self.recovery, supervisor=self.supervisor
         )
+        self.reloading = Reloading(config, self.engines, self.keys, self.admin.keys, self.terms, registry=self.registry)
         self.metrics = CallMetrics(self.registry, tenants.label)
-        self.records = CallRecords((self.metrics, CallLog(tenants.label), *readers))
-        self.admission = self._new_admission(gateways)
+        self.records = CallRecords((self.metrics, CallLog(tenants.label)))
+        self.admission = self._new_admission(workers)
         self.gate = Gate(self.admission, config.admission.hold_s)
-        self.relay = self._new_relay(told_receipt)
+        self.relay = self._new_relay()
         self.bodies = new_bodies(config.server, workers)
+        self.calls = CallRoutes()
         self.refusals = Refusals(
-            self.records, self.metrics, self.gate, self.router.models, self.keys, root_path=config.server.root_path
-        )
+            self.records, self.metrics, self.gate, self.router.models, self.keys,
+            calls=self.calls, root_path=config.server.root_path,
+        )  # fmt: skip
+        self.completions = CompletionApi(self.reader, self.relay)
+        self.on_slow_client = SlowClientMetrics(self.registry).dropped
+        self.is_leaving = False
 
-    def completions(self, before: Sequence[StepBefore] = ()) -> CompletionApi:
-        """What serves chats and texts, after the steps of guests."""
-        return CompletionApi(self.reader, self.relay, before)
+    def is_stopping(self) -> bool:
+        """Whether load balancers should send no more calls."""
+        return self.is_leaving
+
+    def admit(
+        self,
+        calls: Iterable[CallRoute],
+        before: Iterable[StepBefore],
+        readers: Iterable[Reader],
+        told_receipt: ToldBy | None,
+    ) -> None:
+        """Let a guest into the road of calls: its routes, its steps before them, and who reads their ends."""
+        self.calls.update({route.path: route for route in calls})
+        self.completions.before.extend(before)
+        self.relay.holdings.read_by(*readers)
+        self.relay.told_receipt = told_receipt or self.relay.told_receipt
+
+    def divide(
+        self,
+        parts: Callable[[], Mapping[str, int] | None],
+        part_of_caches: Callable[[str], float],
+        leases: RateLeases,
+    ) -> None:
+        """Divide limits and rates with other gateways from now on, by a store.
+
+        `parts` are those of tenants' running and waiting calls (`TenantTerms`), `part_of_caches` that of the engines'
+        caches for a model.
+        """
+        self.terms.parts, self.admission.sessions.part, self.gate.leases = parts, part_of_caches, leases
+
+    def routes(self, others: Others) -> list[OwnRoute]:
+        """Those that are no calls'."""
+        metrics_keys = KeyRing(filter(None, [self.config.server.metrics_key]), name=METRICS_KEY)
+        operations = Operations(
+            self.router, self.config.models, self.keys, self.registry, metrics_keys=metrics_keys,
+            awaited=self.tokenizers.awaited, is_stopping=self.is_stopping, others=others,
+        )  # fmt: skip
+        return [*operations.routes, *About(self.router, self.keys, self.admin, self.calls).routes]
 
     def open(self) -> None:
         """Begin to watch engines."""
@@ -133,7 +171,7 @@ class Kernel:
             on_change=self.recovery.on_change,
         )
 
-    def _new_admission(self, gateways: int) -> Admission:
+    def _new_admission(self, workers: int) -> Admission:
         config = self.config.admission
         admission = Admission(
             self.router,
@@ -143,13 +181,13 @@ class Kernel:
             weights=self.terms.weights,
             ahead_s=config.ahead_s,
             chat_tokens=config.chat_tokens if config.sessions and self.router.policy.keeps_sessions else inf,
-            part=lambda _model: 1 / gateways,
+            part=lambda _model: 1 / workers,
         )
         self.registry.register(AdmissionCollector(admission, self.tenants.label))
         self.terms.on_change = lambda: admission.limits_changed(loop_time_s())
         return admission
 
-    def _new_relay(self, told_receipt: Callable[[Sink, Delivery], Sink] | None) -> Relay:
+    def _new_relay(self) -> Relay:
         return Relay(
             self.router,
             self.links,
@@ -161,7 +199,6 @@ class Kernel:
             max_attempts=self.config.upstream.max_attempts,
             open_answers=OpenAnswers(self.config.upstream.max_open_answer_bytes),
             forward_client_key=self.keys.is_open,
-            told_receipt=told_receipt,
         )
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from plait.gateway.calls.routes import ROUTES
+from tests.call_routes import ROUTES
 from tests.source_tree import ROOT
 
 CORPUS = ROOT / "tests" / "corpus" / "clients"

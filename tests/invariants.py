@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import singledispatch
 
 from plait.backends.adapter.state_reporter import EARLY_CHANGES, RefinableCalls
-from plait.gateway.programs.executor import Executor
-from plait.gateway.programs.session import Session
-from plait.gateway.programs.sessions import DeletedSessions, Sessions
+from plait.gateway.guests.programs.core.executor import Executor
+from plait.gateway.guests.programs.core.session import Session
+from plait.gateway.guests.programs.core.sessions import DeletedSessions, Sessions
 from plait.lab.embedded.kv_blocks import BlockCache, KvBlocks
 from plait.policy.programs.needs import Marks, Need, Needs, Offers, Stage, Stages
 from plait.policy.programs.objectives import NOTHING, CriticalPaths, Deductions

@@ -18,10 +18,10 @@ ENTRIES: Final = (
 )
 """Importing these imports the kernel."""
 
-GUESTS: Final = (
-    "gateway/chaining", "gateway/programs", "gateway/transforms", "gateway/durability", "gateway/store",
-    "gateway/peers", "gateway/receipts", "gateway/live", "backends/translation", "policy/programs", "lab", "client",
-)  # fmt: skip
+SERVED: Final = ("gateway/app.py", "gateway/server/http_server.py")
+"""What serves it, without guests: `gateway/app.py` imports them by their names."""
+
+GUESTS: Final = ("gateway/guests", "backends/translation", "policy/programs", "lab", "client")
 """The rooms of guests, the embedded engine and the client's library."""
 
 
@@ -36,6 +36,6 @@ def lines_of_kernel() -> int:
 
 
 def guests_in_kernel() -> set[str]:
-    """The files of guests' rooms that the kernel imports; a room's own `__init__` has nothing in it."""
-    paths = map(path_of, kernel())
-    return {path for path in paths if path.startswith(GUESTS) and not path.endswith("__init__.py")}
+    """The files of guests' rooms that the kernel imports, or what serves it."""
+    paths = map(path_of, kernel() | reached_from([ROOT / entry for entry in SERVED]))
+    return {path for path in paths if path.startswith(GUESTS)}

@@ -48,8 +48,10 @@ BROAD_EXCEPT: dict[str, str] = {
     "gateway/fleet/guarded_policy.py: age": "the same: the prefix tree is tidied nevertheless",
     "gateway/fleet/guarded_policy.py: place": "a policy of one's own is a program: no call may hang for its defect",
     "gateway/supervision.py: _run": "a long-lived task has to outlive any defect in it: it is counted and restarted",
-    "gateway/durability/durability.py: _read": "a defect in a session's replay must not cost all other sessions",
-    "gateway/durability/durability.py: _make_session": "a session that is half made has to end, whatever stopped it",
+    "gateway/guests/durability/durability.py: _read": "a defect in a session's replay must not cost all other sessions",
+    "gateway/guests/durability/durability.py: _make_session": (
+        "a session that is half made has to end, whatever stopped it"
+    ),
     "gateway/server/open_requests.py: _answer": "a defect in a request has to be answered, not to end the server",
     "gateway/server/open_requests.py: begin": "a defect in a request has to be answered, not to end the server",
     "gateway/server/open_requests.py: _pass_on": "a defect in a request has to be answered by another server, too",
@@ -122,12 +124,12 @@ def test_policy_calls_nothing_impure() -> None:
 
 def test_the_executors_core_needs_little_and_no_shell() -> None:
     allowed = set(sys.stdlib_module_names) - {"asyncio"} | {"msgspec", "policy", "backends", "gateway"}
-    reached = reached_from(sources("gateway/programs"))
+    reached = reached_from(sources("gateway/guests/programs/core"))
     assert not {path_of(file): bad for file in reached if (bad := top_level(imports(file)) - allowed)}
 
 
 def test_the_executors_core_loads_little() -> None:
-    code = "import sys, plait.gateway.programs.executor; print(*sys.modules)"
+    code = "import sys, plait.gateway.guests.programs.core.executor; print(*sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert set(run.stdout.split()).isdisjoint(
         {"asyncio", "httptools", "jinja2", "prometheus_client", "starlette", "tokenizers"}

@@ -18,7 +18,7 @@ import yaml
 
 from plait.gateway.app import Gateway
 from plait.gateway.config.file import parse_config
-from plait.gateway.live.problems import THRESHOLDS
+from plait.gateway.guests.live.problems import THRESHOLDS
 from tests.source_tree import ROOT
 
 RULES = ROOT / "deploy" / "monitoring" / "rules.yml"

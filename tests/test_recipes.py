@@ -61,7 +61,7 @@ class OwnGateway(WaitingFleet):
             "test",
         )
         gateway = Gateway(config)
-        self.router, self.admission = gateway.router, gateway.kernel.admission
+        self.router, self.admission = gateway.kernel.router, gateway.kernel.admission
         self.router.health.answered("x", {"m": None})
 
 

@@ -9,12 +9,12 @@ from functools import partial
 from benchmarks.application.program import Launch, ProgramCall, Scenario, ids_of, text_of
 from benchmarks.application.systems import BLOCK_TOKENS, MODEL, Machine, System, simulation
 from plait.backends.errors import PlaitError
-from plait.gateway.chaining.program import Program, entry
 from plait.gateway.config.sessions import SessionsConfig
+from plait.gateway.guests.programs.core.executor import Executor
+from plait.gateway.guests.programs.core.held_call import HeldCall, Output, Promise, ReadyCall
+from plait.gateway.guests.programs.core.session import Getter
+from plait.gateway.guests.programs.program import Program, entry
 from plait.gateway.intake.turns import at_once
-from plait.gateway.programs.executor import Executor
-from plait.gateway.programs.held_call import HeldCall, Output, Promise, ReadyCall
-from plait.gateway.programs.session import Getter
 from plait.lab.simulation.simulate import CallRecord, Prompt, SimulatedCall
 from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, HashChain, root_hash
 from plait.policy.types import Objective, Slo, TaskGroup

@@ -17,6 +17,9 @@ from plait.gateway.app import Gateway
 from plait.gateway.asgi import Client, WatchedReceive
 from plait.gateway.config.sections import AdmissionConfig, Config, EngineConfig, ModelConfig, StoreConfig
 from plait.gateway.config.sessions import SessionsConfig
+from plait.gateway.guests.durability.durability import Durability
+from plait.gateway.guests.programs.chained_calls import ChainedCalls
+from plait.gateway.guests.responses.stored_responses import StoredResponses
 from plait.gateway.membership.engine_link import EngineLink
 
 MODEL: Final = "bench"
@@ -92,17 +95,19 @@ class Served:
         self.engine = CuedEngine()
         links = self.gateway.kernel.links
         links["engine"] = EngineLink(cast("HttpClient", self.engine))
-        self.gateway.router.health.answered("engine", {MODEL: CONTEXT_TOKENS})
+        self.gateway.kernel.router.health.answered("engine", {MODEL: CONTEXT_TOKENS})
 
     async def recover(self) -> None:
         """Open the store; then sessions can be used."""
         gateway = self.gateway
-        assert gateway._durability is not None  # noqa: SLF001 - as `running` does
-        await gateway._durability.recover(gateway._chained.runner, gateway._stored, gateway.router)  # noqa: SLF001
+        assert gateway.house[Durability] is not None
+        await gateway.house[Durability].recover(
+            gateway.house[ChainedCalls].runner, gateway.house[StoredResponses], gateway.kernel.router
+        )
 
     async def close(self) -> None:
         """Close the store."""
-        durability = self.gateway._durability  # noqa: SLF001
+        durability = self.gateway.house[Durability]
         if durability is not None:
             await durability.close()
 

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 import msgspec
 
 from benchmarks.running.report import table
-from plait.gateway.receipts.receipt import choice_of
+from plait.gateway.guests.receipts.receipt import choice_of
 from plait.lab.simulation.claim import Claim
 from plait.policy.types import Placement
 

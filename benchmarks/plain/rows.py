@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 from benchmarks.plain.answering_engine import MODEL, PACED
 from benchmarks.train_tokenizer import docstrings, stdlib_sources
 from e2e.faults.raw_client import CHAT
-from plait.gateway.calls.routes import MESSAGES_PATH as MESSAGES
-from plait.gateway.calls.routes import RESPONSES_PATH as RESPONSES
+from plait.gateway.guests.responses.background_call import RESPONSES_PATH as RESPONSES
+from plait.gateway.guests.translation.translated_api import MESSAGES_PATH as MESSAGES
 
 QUESTION_CHARACTERS: Final = 150
 SLO: Final = {"plait-slo-ttft-ms": "2000", "plait-slo-tpot-ms": "100"}

@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 from e2e.oncall.running import SILENT, SITUATIONS, run
-from plait.gateway.live.problems import THRESHOLDS
-from plait.gateway.live.status import PART_OF_OTHERS
+from plait.gateway.guests.live.problems import THRESHOLDS
+from plait.gateway.guests.live.status import PART_OF_OTHERS
 
 PAGE = Path(__file__).parents[2] / "docs" / "oncall.md"
 SHORT = ("engine_wrong", "engines_out", "tenant_floods", "program_hangs", "reload_refused")

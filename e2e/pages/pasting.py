@@ -67,7 +67,7 @@ for file in sys.argv[1:]:
 
 EMPTY_STORE: Final = """
 import sqlite3, sys
-from plait.gateway.store.sqlite_schema import MIGRATIONS
+from plait.gateway.guests.store.sqlite_schema import MIGRATIONS
 database = sqlite3.connect(sys.argv[1])
 for migration in MIGRATIONS:
     migration(database)
@@ -224,7 +224,7 @@ class PastedPage:
     def _compare(self, block: Block) -> None:
         """JSON that a page shows is JSON. Behind commands that print one object, it has the fields of that.
 
-        Other text is what programs print; examples of transforms are in tests/gateway/transforms/test_docs.py.
+        Other text is what programs print; examples of transforms are in the tests of transforms.
         """
         lines = [line.removeprefix("data: ") for line in block.text.splitlines()]
         shown = [block.text] if block.language == "json" else [line for line in lines if line.startswith("{")]

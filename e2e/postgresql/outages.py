@@ -24,9 +24,10 @@ from e2e.programs import by_hand
 from e2e.sdk import async_client
 from e2e.server_process import Server, eventually
 from e2e.servers import Fleet, Launcher
-from plait.gateway.durability.recorded import SESSION, decoded
-from plait.gateway.programs.record import Started, Submitted
-from plait.gateway.store.postgres_keeper import PostgresKeeper
+from plait.gateway.guests.durability.recorded import decoded
+from plait.gateway.guests.programs.core.record import Started, Submitted
+from plait.gateway.guests.store.postgres_keeper import PostgresKeeper
+from plait.gateway.streams import SESSION
 from tests.waiting import WITHIN_S
 
 PROGRAMS_AT_ONCE: Final = 9

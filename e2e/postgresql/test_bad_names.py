@@ -22,7 +22,7 @@ from e2e.servers import Launcher
 from e2e.several_gateways import Gateways
 from e2e.stub_engine import JSON, Script, StubEngine
 from e2e.tenants import KEYS
-from plait.gateway.calls.routes import ROUTES
+from tests.call_routes import ROUTES
 from tests.waiting import WITHIN_S
 
 pytestmark = pytest.mark.skipif(binaries() is None, reason=ABSENT)

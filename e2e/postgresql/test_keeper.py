@@ -15,19 +15,17 @@ from psycopg.rows import TupleRow
 
 from e2e.postgresql.server import ABSENT, binaries, new_database, shared_postgres
 from e2e.server_process import eventually
-from plait.gateway.store import postgres_keeper
-from plait.gateway.store.event_log import (
-    Change,
+from plait.gateway.admission.shares import Need
+from plait.gateway.guests.store import postgres_keeper
+from plait.gateway.guests.store.event_log import (
     HeldElsewhereError,
     LeaseLostError,
-    Need,
     RefusedDataError,
-    StoredStream,
     StoreError,
     StoreVersionError,
-    StreamKey,
 )
-from plait.gateway.store.postgres_keeper import PostgresKeeper
+from plait.gateway.guests.store.postgres_keeper import PostgresKeeper
+from plait.gateway.streams import Change, StoredStream, StreamKey
 from tests.waiting import SLOWNESS
 
 QUICK_S = 0.5 * SLOWNESS

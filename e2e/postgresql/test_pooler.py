@@ -16,8 +16,9 @@ from e2e.sdk import async_client
 from e2e.server_process import Server, eventually
 from e2e.servers import Fleet, Launcher
 from e2e.several_gateways import Gateways
-from plait.gateway.store.event_log import Change, StoreError, StreamKey
-from plait.gateway.store.postgres_keeper import PostgresKeeper
+from plait.gateway.guests.store.event_log import StoreError
+from plait.gateway.guests.store.postgres_keeper import PostgresKeeper
+from plait.gateway.streams import Change, StreamKey
 
 pytestmark = [
     pytest.mark.skipif(binaries() is None, reason=ABSENT),

@@ -38,24 +38,22 @@ from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
-from plait.gateway.api.auth import KeyRing
+from plait.gateway.api.own_route import OwnRoute
+from plait.gateway.doors import Guest, House
 
 
-class GreetingApi:
+class GreetingGuest(Guest):
     """Greets whoever has a key."""
 
-    def __init__(self, keys: KeyRing) -> None:
-        self._keys = keys
-        self.routes = [Route("/v1/greeting", self._greet)]
+    def __init__(self, house: House) -> None:
+        self._keys = house.kernel.keys
+        self.routes = [OwnRoute("GET", "/v1/greeting", self._greet, "A greeting")]
 
     async def _greet(self, request: Request) -> Response:
         self._keys.check(request.scope)
         return JSONResponse({"greeting": "hello"})
 '''
-GREETING_IMPORT = "from plait.gateway.api.greeting_api import GreetingApi\n"
-
 
 CLOSED_SESSIONS = '''"""Refuses the calls of a session."""
 
@@ -64,6 +62,7 @@ from __future__ import annotations
 from plait.backends.errors import CallerError, PlaitError
 from plait.gateway.api.call_api import Answer, AskedCompletion
 from plait.gateway.calls.call_reader import Incoming
+from plait.gateway.doors import Guest, House
 
 
 class ClosedSessions:
@@ -75,9 +74,12 @@ class ClosedSessions:
         return None
 
     def refused(self, incoming: Incoming, error: PlaitError) -> None: ...
-'''
-CLOSED_SESSIONS_IMPORT = "from plait.gateway.api.closed_sessions import ClosedSessions\n"
 
+
+class ClosingGuest(Guest):
+    def __init__(self, house: House) -> None:
+        self.before = [ClosedSessions()]
+'''
 
 TOY_ROW = """
     Dialect(kind="toy", title="Toy", parameters="extras", launcher=Launcher("toy", "toy arguments")),"""
@@ -157,25 +159,19 @@ def test_a_local_scheduler(tmp_path: Path) -> None:
 
 def test_a_route(tmp_path: Path) -> None:
     copy = CopiedTree(tmp_path, "A route")
-    copy.add("gateway/api/greeting_api.py", GREETING)
-    copy.insert("gateway/app.py", "import CallApi, StepBefore\n", GREETING_IMPORT)
-    copy.insert("gateway/app.py", "*self._new_operations().routes,\n", "*GreetingApi(keys).routes,\n")
+    copy.add("gateway/guests/greeting/guest.py", GREETING)
+    copy.insert("gateway/app.py", "[Callable[[Config], bool]]] = {\n", '    "greeting": always,\n')
     copy.insert("docs/routes.md", "/openapi.json`, `/` | here |\n", "| `GET /v1/greeting` | here |\n")
-    compared = "tests/gateway/api/test_about.py::test_the_document_has_every_route_that_answers"
-    with pytest.raises(AssertionError, match="test_the_document_has_every_route_that_answers"):
-        copy.check(compared)
-    copy.insert("gateway/api/openapi.py", '"/openapi.json": "This document",\n', '    "/v1/greeting": "A greeting",\n')
-    copy.check(compared)
+    copy.check("tests/gateway/api/test_about.py::test_the_document_has_every_route_that_answers")
     with copy.served() as url:
         assert json.loads(get(f"{url}/v1/greeting")) == {"greeting": "hello"}
+        assert json.loads(get(f"{url}/openapi.json"))["paths"]["/v1/greeting"]["get"]["summary"] == "A greeting"
 
 
 def test_a_guest(tmp_path: Path) -> None:
     copy = CopiedTree(tmp_path, "A guest")
-    copy.add("gateway/api/closed_sessions.py", CLOSED_SESSIONS)
-    copy.insert("gateway/app.py", "import CallApi, StepBefore\n", CLOSED_SESSIONS_IMPORT)
-    programs = "[ProgramCalls(self._chained, kernel.refusals)]\n"
-    copy.insert("gateway/app.py", programs, "        before.insert(0, ClosedSessions())\n")
+    copy.add("gateway/guests/closing/guest.py", CLOSED_SESSIONS)
+    copy.insert("gateway/app.py", "[Callable[[Config], bool]]] = {\n", '    "closing": always,\n')
     with copy.served() as url:
         asked = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
         with httpx.Client(base_url=url, trust_env=False) as client:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Final, NamedTuple
 
 from plait.backends.errors import LimitError
 from plait.gateway.admission.tenants import BURST_S, TenantLimits, beyond_rate
-from plait.gateway.store.event_log import Drawn, StoreError
 from plait.gateway.timer import loop_time_s
 
 SLICE_S: Final = 1.0
@@ -27,8 +26,15 @@ AGAIN_S: Final = 0.1
 UNUSED_S: Final = 2.0
 """A lease is given back after this long without a call."""
 
-Draw = Callable[[str, "Amounts", "Amounts", "Amounts"], Awaitable[Drawn]]
-"""Draws from a tenant's bucket: (tenant, rates, least, most). Raises `StoreError`."""
+Draw = Callable[[str, "Amounts", "Amounts", "Amounts"], Awaitable["Drawn | None"]]
+"""Draws from a tenant's bucket: (tenant, rates, least, most). None: the store does not answer."""
+
+
+class Drawn(NamedTuple):
+    """What a draw from a bucket `granted` of each amount, and the level of each amount that is `used` now."""
+
+    granted: Sequence[float]
+    used: Sequence[float]
 
 
 class Amounts(NamedTuple):
@@ -121,10 +127,7 @@ class RateLeases:
 
     async def _give_back(self, tenant: str, lease: _Lease) -> None:
         left = Amounts(*(-amount for amount in lease.left))
-        try:
-            await self._draw(tenant, lease.rates, left, left)
-        except StoreError:
-            return  # the lease counts as used
+        await self._draw(tenant, lease.rates, left, left)  # without an answer, the lease counts as used
 
     async def _ask(self, tenant: str, lease: _Lease) -> None:
         """Ask the store until no call waits."""
@@ -140,9 +143,8 @@ class RateLeases:
         most = Amounts(
             *(want + SLICE_S * rate if rate < inf else 0 for want, rate in zip(most, lease.rates, strict=True))
         )
-        try:
-            drawn = await self._draw(tenant, lease.rates, least, most)
-        except StoreError:
+        drawn = await self._draw(tenant, lease.rates, least, most)
+        if drawn is None:
             _tell(lease, is_leased=False)
             return
         lease.left = [have + got for have, got in zip(lease.left, drawn.granted, strict=True)]

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from math import inf
-from typing import Final
+from typing import Final, NamedTuple
 
 from plait.gateway.admission.admission import Admission, caches
 from plait.gateway.admission.tenants import TenantTerms, running_of, waiting_of
 from plait.gateway.fleet.router import Router
-from plait.gateway.store.event_log import Need
 
 LEAST_PART: Final = 0.01
 """The least part of the engines: another gateway may have all of the KV, but each one judges the worth of sessions."""
+
+
+class Need(NamedTuple):
+    """A shared limit: its total, and what this gateway asks for."""
+
+    whole: int
+    wanted: int
 
 
 def kv_of(model: str) -> str:

@@ -12,7 +12,7 @@ from plait.backends.errors import AuthenticationError, NotFoundError
 from plait.gateway.admission.tenants import TenantIds
 from plait.gateway.asgi import ON_KNOWN, presented_keys
 from plait.gateway.config.sections import TenantConfig
-from plait.gateway.peers.signatures import API_KEYS, CHECKED, Checked
+from plait.gateway.others import API_KEYS, CHECKED, Checked
 
 
 class KeyRing:

@@ -7,9 +7,9 @@ answer a completion with annotations itself, as the owner of its session or its 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from time import thread_time
 from typing import NamedTuple, Protocol
@@ -27,15 +27,12 @@ from plait.backends.errors import (
 from plait.backends.protocol.client_bodies import mended
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, RequestT, parse_request
 from plait.gateway.api.auth import KeyRing
-from plait.gateway.api.multipart_api import read_form
 from plait.gateway.api.refusals import Refusals
 from plait.gateway.asgi import (
     NAME,
     UNREAD_S,
     ClientGoneError,
     ClientSink,
-    ClientStage,
-    Headers,
     OnEnd,
     Sink,
     WatchedReceive,
@@ -53,9 +50,9 @@ from plait.gateway.calls.call import Asked
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.relay import Relay
-from plait.gateway.calls.routes import KINDS, MESSAGES_PATH, RESPONSES_PATH, ROUTES, ForwardedRequest
+from plait.gateway.calls.routes import KINDS, ROUTES, CallRoutes, ForwardedRequest
 from plait.gateway.intake.open_bodies import OpenBodies, OpenBody
-from plait.gateway.intake.uploads import Upload
+from plait.gateway.others import API_KEYS, Checked, Forwarded
 from plait.gateway.timer import loop_time_s
 from plait.policy.types import CHARACTERS_PER_TOKEN
 
@@ -63,11 +60,20 @@ Answer = Callable[[], Awaitable[None]]
 """Answers a request that was read. Raises `ClientGoneError`, and before the first byte of the answer `PlaitError`."""
 
 
+async def answered() -> None:
+    """Nothing is left to do: another gateway has answered."""
+
+
+def as_forwarded(incoming: Incoming) -> Forwarded:
+    """The request as another gateway gets it."""
+    return Forwarded("POST", incoming.path, incoming.headers, Checked(API_KEYS, incoming.tenant), incoming.body)
+
+
 class Preparer(Protocol):
     """Makes calls of the requests of some routes."""
 
     async def prepared(self, incoming: Incoming, body: OpenBody, receive: Receive, sink: ClientSink) -> Answer:
-        """Read a request, and return the function that answers it.
+        """Read a request, and return the function that answers it. A form is not read yet, from `receive`.
 
         Raises `PlaitError` or `ClientGoneError` if the request does not become a call.
         """
@@ -99,7 +105,7 @@ class CompletionApi:
 
     calls: CallReader
     relay: Relay
-    before: Sequence[StepBefore] = ()
+    before: list[StepBefore] = field(default_factory=list)
 
     def read(self, incoming: Incoming) -> Asked | None:
         """The call of a request; None if the request has annotations, or if threads have to tokenize its prompt.
@@ -181,25 +187,15 @@ def parsed(incoming: Incoming, kind: type[RequestT]) -> tuple[Incoming, RequestT
         return msgspec.structs.replace(incoming, body=body), request
 
 
-class NamedAnswer(ClientStage):
-    """Names the request as Anthropic's API does."""
-
-    def __init__(self, to: ClientSink, request_id: str) -> None:
-        super().__init__(to)
-        self._name = b"request-id", request_id.encode("latin-1")
-
-    def head(self, headers: Headers) -> Headers:
-        return [*headers, self._name]
-
-
 @dataclass(frozen=True, slots=True)
 class CallApi:
-    """The ASGI application of the routes in `ROUTES`. All other requests go to `rest`.
+    """The ASGI application of `routes`. All other requests go to `rest`.
 
     `preparers` are those that guests bring for their routes.
     """
 
     completions: CompletionApi
+    routes: CallRoutes
     preparers: Mapping[str, Preparer]
     keys: KeyRing
     bodies: OpenBodies
@@ -271,7 +267,7 @@ class CallApi:
             in_task()
 
     def refuse(self, incoming: Incoming, error: PlaitError, sink: Sink) -> None:
-        write_error(sink, error, incoming.request_id, ROUTES[incoming.path].form.errors.body(error))
+        write_error(sink, error, incoming.request_id, self.routes[incoming.path].form.errors.body(error))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one POST. A failure before the first byte becomes an error object of the route's API.
@@ -279,7 +275,7 @@ class CallApi:
         Raises `PlaitError` for a later failure.
         """
         path: str = scope.get("path", "")
-        if path not in ROUTES or scope["type"] != "http":
+        if path not in self.routes or scope["type"] != "http":
             await self.rest(scope, receive, send)
             return
         arrived_s = loop_time_s() - scope.get(UNREAD_S, 0.0)
@@ -287,8 +283,9 @@ class CallApi:
             TaskCall(self, Incoming(path, scope["headers"], b"", id_of(scope), arrived_s, "")),
             sink_of(receive, send),
         )
-        if path == MESSAGES_PATH:
-            sink = NamedAnswer(sink, id_of(scope))
+        names_answer = self.routes[path].names_answer
+        if names_answer is not None:
+            sink = names_answer(sink, id_of(scope))
         try:
             tenant = call.check(scope)
             await self.bodies.turns.charged(tenant, call.answer(scope, receive, sink))
@@ -331,18 +328,15 @@ class TaskCall(msgspec.Struct, eq=False):
 
     async def _prepared(self, held: ExitStack, scope: Scope, receive: Receive, sink: ClientSink) -> Answer:
         api, path, tenant = self.api, self.incoming.path, self.incoming.tenant
-        if path == RESPONSES_PATH and header(self.incoming.headers, b"sec-websocket-key") is not None:
+        route = api.routes[path]
+        if route.has_websocket and header(self.incoming.headers, b"sec-websocket-key") is not None:
             raise NoWebSocketError
         if scope["method"] != "POST":
             raise MethodNotAllowedError(f"{path} takes POST requests only.")
         open_body = await api.bodies.request(scope, tenant, held)
-        if ROUTES[path].has_files:
-            upload = held.enter_context(Upload())
-            asked = await read_form(api.completions.calls, self.incoming, open_body, receive, upload)
-            check_client(receive)
-            return partial(api.completions.deliver, asked, receive, sink)
-        body = await open_body.read(receive, self.incoming.headers)
-        self.incoming = msgspec.structs.replace(self.incoming, body=body)
+        if not route.file:
+            body = await open_body.read(receive, self.incoming.headers)
+            self.incoming = msgspec.structs.replace(self.incoming, body=body)
         completions = api.completions
         preparer: Preparer = completions if path in KINDS else api.preparers.get(path) or ForwardedApi(completions)
         return await preparer.prepared(self.incoming, open_body, receive, sink)

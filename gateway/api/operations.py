@@ -11,19 +11,20 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
-from starlette.routing import Route
 
 from plait.backends.protocol.cache_state import TIERS
 from plait.gateway.api.auth import AdminAccess, KeyRing
 from plait.gateway.api.openapi import document
+from plait.gateway.api.own_route import OwnRoute
 from plait.gateway.asgi import RETRY_AFTER_S
+from plait.gateway.calls.routes import CallRoutes
 from plait.gateway.config.sections import ModelConfig
 from plait.gateway.fleet.engine import degradation, engine_status
 from plait.gateway.fleet.health import TAKES_CALLS
 from plait.gateway.fleet.router import Router
 from plait.gateway.membership.hub_downloads import AwaitedTokenizer
 from plait.gateway.metrics import scrape
-from plait.gateway.peers.membership import Membership
+from plait.gateway.others import Others
 
 VERSION = version("plait")
 
@@ -56,9 +57,9 @@ class Operations:
         metrics_keys: KeyRing,
         awaited: Mapping[str, AwaitedTokenizer],
         is_stopping: Callable[[], bool],
-        membership: Membership | None = None,
+        others: Others,
     ) -> None:
-        self._membership = membership
+        self._others = others
         self._awaited = awaited
         self._is_stopping = is_stopping
         self._router = router
@@ -67,11 +68,11 @@ class Operations:
         self._metrics_keys = metrics_keys
         self._registry = registry
         self.routes = [
-            Route("/v1/models", self._models),
-            Route("/v1/models/{model:path}", self._model),
-            Route("/health", self._health),
-            Route("/ready", self._ready),
-            Route("/metrics", self._metrics_text),
+            OwnRoute("GET", "/v1/models", self._models, "The models that are served"),
+            OwnRoute("GET", "/v1/models/{model:path}", self._model, "One model"),
+            OwnRoute("GET", "/health", self._health, "Whether the gateway runs"),
+            OwnRoute("GET", "/ready", self._ready, "Whether engines are up for every model"),
+            OwnRoute("GET", "/metrics", self._metrics_text, "Prometheus metrics"),
         ]
 
     async def _models(self, request: Request) -> Response:
@@ -135,7 +136,7 @@ class Operations:
         answer: dict[str, object] = {"ready": ready, "engines_up": serving}
         answer |= {"stopping": True} if stopping else {}
         answer |= {"estimated": {model: one._asdict() for model, one in self._awaited.items()}} if self._awaited else {}
-        answer |= self._membership.described() if self._membership is not None else {}
+        answer |= self._others.described()
         tiers = {engine_id: engine.tier for engine_id, engine in engines if engine.tier not in (None, TIERS[-1])}
         told = {"out": out, "degraded": degraded, "tiers": tiers}
         answer |= {name: engines_told for name, engines_told in told.items() if engines_told}
@@ -149,17 +150,20 @@ class Operations:
 class About:
     """Version, liveness, load, the default model and the OpenAPI document. Only the names of models need a key."""
 
-    def __init__(self, router: Router, keys: KeyRing, admin: AdminAccess) -> None:
+    def __init__(self, router: Router, keys: KeyRing, admin: AdminAccess, calls: CallRoutes) -> None:
+        self._calls = calls
+        self._document: bytes | None = None
         self._router = router
         self._keys = keys
         self._admin = admin
         self.routes = [
-            Route("/", self._page),
-            Route("/version", self._version),
-            Route("/ping", self._ping, methods=["GET", "POST"]),
-            Route("/load", self._load),
-            Route("/get_model_info", self._model_info),
-            Route("/openapi.json", self._openapi),
+            OwnRoute("GET", "/", self._page, "A page for people; leads to the live view where there is an admin API"),
+            OwnRoute("GET", "/version", self._version, "The gateway's version"),
+            OwnRoute("GET", "/ping", self._ping, "Whether the gateway runs"),
+            OwnRoute("POST", "/ping", self._ping, "Whether the gateway runs"),
+            OwnRoute("GET", "/load", self._load, "Calls on engines"),
+            OwnRoute("GET", "/get_model_info", self._model_info, "The model that a request without a model gets"),
+            OwnRoute("GET", "/openapi.json", self._openapi, "This document"),
         ]
 
     async def _page(self, request: Request) -> Response:
@@ -186,8 +190,10 @@ class About:
         model = self._router.models.check("")
         return _json({"model_path": model, "tokenizer_path": model, "is_generation": True})
 
-    async def _openapi(self, _request: Request) -> Response:
-        return Response(document(VERSION), media_type="application/json")
+    async def _openapi(self, request: Request) -> Response:
+        if self._document is None:
+            self._document = document(VERSION, self._calls.values(), request.app.routes)
+        return Response(self._document, media_type="application/json")
 
 
 def _json(value: object, status: int = 200) -> Response:

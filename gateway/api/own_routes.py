@@ -9,9 +9,9 @@ from typing import Final
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import AuthenticationError, LimitError, PlaitError
-from plait.gateway.api.error_answers import errors_of
 from plait.gateway.asgi import ClientGoneError, OnRefused, id_of, in_parts, send_error
 from plait.gateway.calls.annotations import read_annotations
+from plait.gateway.calls.routes import CallRoutes
 from plait.gateway.intake.open_bodies import ADMIN, OpenBodies
 
 SHARED: Final = "/v1/"
@@ -28,14 +28,21 @@ class OwnRoutes:
 
     An answer of known length counts among the tenant's open bytes until its client has read it. Answers are sent in
     parts, as their clients read. Each answer names its request. `tenant_of` checks a request's key, `on_refused` is
-    called with the errors that this middleware answers.
+    called with the errors that this middleware answers, in the form of `calls`.
     """
 
     def __init__(
-        self, app: ASGIApp, bodies: OpenBodies, *, tenant_of: Callable[[Scope], str], on_refused: OnRefused
+        self,
+        app: ASGIApp,
+        bodies: OpenBodies,
+        calls: CallRoutes,
+        *,
+        tenant_of: Callable[[Scope], str],
+        on_refused: OnRefused,
     ) -> None:
         self._app = app
         self._bodies = bodies
+        self._calls = calls
         self._tenant_of = tenant_of
         self._on_refused = on_refused
 
@@ -54,7 +61,7 @@ class OwnRoutes:
             return STRANGER
 
     async def _answer(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:
-        answer = _Answer(self._bodies, tenant, scope, send, self._on_refused)
+        answer = _Answer(self._bodies, self._calls, tenant, scope, to_client=send, on_refused=self._on_refused)
         try:
             with ExitStack() as held:
                 if tenant not in WAIT_FOR_NOTHING:
@@ -76,8 +83,18 @@ class OwnRoutes:
 class _Answer:
     """The answer to one request, on its way to the client."""
 
-    def __init__(self, bodies: OpenBodies, tenant: str, scope: Scope, to_client: Send, on_refused: OnRefused) -> None:
+    def __init__(
+        self,
+        bodies: OpenBodies,
+        calls: CallRoutes,
+        tenant: str,
+        scope: Scope,
+        *,
+        to_client: Send,
+        on_refused: OnRefused,
+    ) -> None:
         self._bodies = bodies
+        self._calls = calls
         self._tenant = tenant
         self._scope = scope
         self._to_client = to_client
@@ -115,4 +132,6 @@ class _Answer:
         """Answer with an error instead."""
         self.is_refused = True
         self._on_refused(self._scope, error)
-        await send_error(self._to_client, error, id_of(self._scope), errors_of(self._scope["path"]).body(error))
+        await send_error(
+            self._to_client, error, id_of(self._scope), self._calls.errors_of(self._scope["path"]).body(error)
+        )

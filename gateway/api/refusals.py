@@ -22,7 +22,7 @@ from plait.gateway.calls.call_reader import Incoming
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.records import CallRecords, refused
-from plait.gateway.calls.routes import ROUTES
+from plait.gateway.calls.routes import CallRoutes
 from plait.gateway.fleet.served_models import ServedModels
 from plait.gateway.timer import loop_time_s
 
@@ -52,6 +52,7 @@ class Refusals:
         models: ServedModels,
         keys: KeyRing,
         *,
+        calls: CallRoutes,
         root_path: str = "",
     ) -> None:
         self._records = records
@@ -59,6 +60,7 @@ class Refusals:
         self._gate = gate
         self._models = models
         self._keys = keys
+        self._calls = calls
         self._root_path = root_path
 
     def no_call(self, incoming: Incoming, error: BaseException | None, *, status: int = 200) -> None:
@@ -85,7 +87,7 @@ class Refusals:
     def unread(self, scope: Scope, error: PlaitError) -> None:
         """Record an error before routing. If the request could not be parsed, the scope has no path."""
         path: str = scope.get("path", "")
-        if path.removeprefix(self._root_path) not in ROUTES:
+        if path.removeprefix(self._root_path) not in self._calls:
             self.elsewhere(scope, error)
             return
         try:
@@ -110,7 +112,7 @@ class Refusals:
 
     def outermost(self, scope: Scope, error: PlaitError) -> None:
         """Record an error that the outermost middleware answers. On a call's route, the request is recorded already."""
-        if scope["path"].removeprefix(self._root_path) not in ROUTES:
+        if scope["path"].removeprefix(self._root_path) not in self._calls:
             self.elsewhere(scope, error)
 
     def _model_in(self, body: bytes) -> str:

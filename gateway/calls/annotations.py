@@ -19,8 +19,8 @@ import msgspec
 
 from plait.backends.errors import CallerError
 from plait.gateway.asgi import NAME, Headers
+from plait.gateway.calls.condition import ACCEPTED, Condition, read_condition
 from plait.gateway.ids import SESSION_ID, VARIABLE_NAME
-from plait.gateway.programs.condition import ACCEPTED, Condition, read_condition
 from plait.policy.types import NO_SLO, Objective, Slo
 
 _HEADER_PREFIX = "plait-"

@@ -35,8 +35,7 @@ from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.call import Asked
 from plait.gateway.calls.context_limits import refuse_bytes, refuse_estimate, refuse_tokens
 from plait.gateway.calls.model_tokenizers import ModelTokenizers
-from plait.gateway.calls.multipart_body import Form, MultipartBody
-from plait.gateway.calls.outgoing import FIELDS, ForwardedBody, OutgoingBody
+from plait.gateway.calls.outgoing import FIELDS, ForwardedBody, OtherBody, OutgoingBody
 from plait.gateway.calls.routes import CallRoute, ForwardedRequest
 from plait.gateway.config.sections import Config
 from plait.gateway.config.server import ServerConfig
@@ -400,12 +399,12 @@ class CallReader:
         annotations: Annotations,
         *,
         chat: ChatRequest | None = None,
-        form: Form | None = None,
+        form: OtherBody | None = None,
     ) -> Asked:
         """A call whose body is forwarded. `chat` is the chat that the engine makes of the body; None: not known.
 
-        Without `chat`, the call is placed by load and its tokens are guessed. `form` is the body of a multipart
-        request. Raises as `read` does.
+        Without `chat`, the call is placed by load and its tokens are guessed. `form` is the body of a request that is
+        no JSON. Raises as `read` does.
         """
         model = self.router.models.check(request.model)
         if chat is None:
@@ -427,7 +426,7 @@ class CallReader:
         annotated = annotations != Annotations(session=annotations.session, receipt=annotations.receipt)
         body = ForwardedBody(incoming.body, renamed, request.plait is not None, salt, annotated)
         return Asked(
-            call, incoming.path, incoming.headers, body if form is None else MultipartBody(form, renamed),
+            call, incoming.path, incoming.headers, body if form is None else form.renamed(renamed),
             annotations.session, tenant=incoming.tenant, form=route.form, route=route.path,
             wants_receipt=annotations.receipt, turn_of=session, agent=agent,
         )  # fmt: skip
@@ -493,7 +492,7 @@ async def _later(make: Callable[[TokenizedPrompt], Asked], prompt: Callable[[], 
     return make(await prompt())
 
 
-def _guessed_tokens(incoming: Incoming, route: CallRoute, form: Form | None) -> int:
+def _guessed_tokens(incoming: Incoming, route: CallRoute, form: OtherBody | None) -> int:
     if form is not None:
         return form.guessed_tokens
     return len(incoming.body) // CHARACTERS_PER_TOKEN if route.computes else 0

@@ -8,7 +8,7 @@ from plait.backends.errors import PlaitError
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.delivery import CallWatch, Delivery
 from plait.gateway.calls.gate import Gate
-from plait.gateway.calls.records import CallRecords
+from plait.gateway.calls.records import CallRecords, Reader
 from plait.gateway.calls.request_faults import RequestFaults
 from plait.gateway.calls.silent_streams import SilentStreams
 from plait.gateway.fleet.router import RetryBudgets
@@ -51,6 +51,12 @@ class Holdings:
             *(reader.ended for reader in records.readers),
             self._leave_watch,
         )
+
+    def read_by(self, *readers: Reader) -> None:
+        """Have these read the ends of calls, too."""
+        self.records.readers = (*self.records.readers, *readers)
+        *steps, last = self.order
+        self.order = (*steps, *(reader.ended for reader in readers), last)
 
     def _leave_streams(self, delivery: Delivery) -> None:
         if delivery.commented is not None:

@@ -70,6 +70,17 @@ class EngineBody(Protocol):
         """
 
 
+class OtherBody(Protocol):
+    """A body that is no JSON, as its `Preparer` has read it."""
+
+    @property
+    def guessed_tokens(self) -> int:
+        """The prompt's tokens, by which the call is placed."""
+
+    def renamed(self, model: str | None) -> EngineBody:
+        """The body for engines, with another name of its model; None: with its own."""
+
+
 class ForwardedBody(msgspec.Struct, frozen=True):
     """The body of a route that the gateway does not interpret. Only these fields are changed."""
 

@@ -63,12 +63,15 @@ CUT: Final = frozenset(("closed", "unreachable", "connect_timeout"))
 log = structlog.get_logger(__name__)
 
 
+ToldBy = Callable[[Sink, Delivery], Sink]
+
+
 class Relay:
     """Delivers calls over `links` (by engine id), each at most `max_attempts` times.
 
     With `forward_client_key`, engines without a configured key get the client's bearer token. `objectives` changes
-    calls that run. `open_answers` limits the buffered bytes of unstreamed answers. `told_receipt` is the stage
-    that tells a call's receipt.
+    calls that run. `open_answers` limits the buffered bytes of unstreamed answers. `told_receipt` makes the
+    stage that tells a call's receipt, where there is one.
     """
 
     def __init__(
@@ -84,7 +87,6 @@ class Relay:
         max_attempts: int,
         open_answers: OpenAnswers,
         forward_client_key: bool,
-        told_receipt: Callable[[Sink, Delivery], Sink] | None = None,
     ) -> None:
         faults, silent_streams = RequestFaults(router, recovery.on_change), SilentStreams(gate)
         self.open_answers = open_answers
@@ -103,7 +105,7 @@ class Relay:
         self._metrics = metrics
         self._objectives = objectives
         self._sessions = SessionEngines()
-        self._told_receipt = told_receipt
+        self.told_receipt: ToldBy | None = None
 
     async def deliver(self, asked: Asked, sink: Sink, *, for_client: bool = True) -> Ending:
         """Deliver the call and flush the sink. Raises the error that ended the call.
@@ -148,8 +150,8 @@ class Relay:
         delivery = Delivery(asked, asked.call, sink, on_end, for_client)
         if asked.wants_tier and for_client:
             delivery.sink = sink = Tier(sink, asked.call.objective)
-        if asked.wants_receipt and for_client and self._told_receipt is not None:
-            delivery.sink = self._told_receipt(sink, delivery)
+        if asked.wants_receipt and for_client and self.told_receipt is not None:
+            delivery.sink = self.told_receipt(sink, delivery)
         if for_client and asked.call.streamed:
             delivery.commented = self.silent_streams.begin(delivery)
         if asked.handle is not None:

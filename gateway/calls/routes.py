@@ -1,28 +1,26 @@
 """The routes whose requests are calls: POSTs that an engine answers. Any other path is no route of a call.
 
 The gateway interprets chat and text completions: it tokenizes their prompts and takes all of Plait's annotations. A
-request on any other route is forwarded to an engine that has the route, and placed by load alone, because the gateway
-does not know its prompt. Responses and messages may be translated to chats instead (`gateway/api/translated_api.py`).
+request on any other of these routes is forwarded to an engine that has the route, and placed by load alone, because the
+gateway does not know its prompt. Guests bring further routes (`gateway/doors.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from plait.backends.errors import CallerError
+from plait.backends.protocol.api_errors import COMPLETION_ERRORS, ApiErrors
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, Request
 from plait.gateway.answers.completions import COMPLETION, AnswerForm
-from plait.gateway.answers.other_answers import MEDIA, MESSAGE, MESSAGE_TOKENS, OBJECT, RESPONSE, RESPONSE_TOKENS
+from plait.gateway.answers.other_answers import MEDIA, OBJECT
+from plait.gateway.asgi import ClientSink
 from plait.gateway.calls.annotations import Annotations
 
 CHAT_PATH: Final = "/v1/chat/completions"
 TEXT_PATH: Final = "/v1/completions"
-RESPONSES_PATH: Final = "/v1/responses"
-MESSAGES_PATH: Final = "/v1/messages"
-COUNT_PATH: Final = "/v1/messages/count_tokens"
-INPUT_TOKENS_PATH: Final = "/v1/responses/input_tokens"
 
 KINDS: Final[Mapping[str, type[ChatRequest | CompletionRequest]]] = {
     CHAT_PATH: ChatRequest,
@@ -31,7 +29,7 @@ KINDS: Final[Mapping[str, type[ChatRequest | CompletionRequest]]] = {
 """The type as which the gateway parses the body of a completion."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class CallRoute:
     path: str
 
@@ -39,11 +37,22 @@ class CallRoute:
     """How the engine's answers are read."""
 
     summary: str
+    """For the OpenAPI document, as is `example`."""
+
+    example: Mapping[str, Any] = field(default_factory=dict)
+    """A body."""
+
     computes: bool = True
     """Whether the model runs. A call for which no model runs counts as no work in placement."""
 
-    has_files: bool = False
-    """Whether the body is multipart/form-data."""
+    file: str = ""
+    """The field with the file, where the body is multipart/form-data. Such a body is read by the route's `Preparer`."""
+
+    names_answer: Callable[[ClientSink, str], ClientSink] | None = None
+    """A stage of all of its answers, errors too, which gets the request's id."""
+
+    has_websocket: bool = False
+    """Whether the API that it belongs to has WebSockets, so that clients ask for one."""
 
     def check(self, annotations: Annotations) -> None:
         """Raises `CallerError` for annotations that need the answer's text, which is not read on this route."""
@@ -55,34 +64,56 @@ class CallRoute:
             )
 
 
+MESSAGES: Final = [{"role": "user", "content": "Say hello."}]
+"""For examples."""
+
+_RANKED: Final = {"model": "demo", "query": "greetings", "documents": ["hello", "stone"]}
+_SCORED: Final = {"model": "demo", "text_1": "hello", "text_2": ["hi", "stone"]}
+_EMBEDDED: Final = {"model": "demo", "input": "Hello"}
+_SPOKEN: Final = {"model": "demo", "voice": "alloy", "input": "Hello"}
+
 ROUTES: Final[Mapping[str, CallRoute]] = {
     route.path: route
     for route in (
-        CallRoute(CHAT_PATH, COMPLETION, "Complete a chat"),
-        CallRoute(TEXT_PATH, COMPLETION, "Complete a text"),
-        CallRoute(RESPONSES_PATH, RESPONSE, "Answer in OpenAI's Responses API"),
-        CallRoute(INPUT_TOKENS_PATH, RESPONSE_TOKENS, "Count the tokens of a response's input", computes=False),
-        CallRoute(MESSAGES_PATH, MESSAGE, "Answer in Anthropic's Messages API"),
-        CallRoute(COUNT_PATH, MESSAGE_TOKENS, "Count the tokens of a message", computes=False),
-        CallRoute("/v1/embeddings", OBJECT, "Embed texts"),
-        CallRoute("/v1/rerank", OBJECT, "Rank documents for a query"),
-        CallRoute("/v2/rerank", OBJECT, "Rank documents for a query"),
-        CallRoute("/rerank", OBJECT, "Rank documents for a query"),
-        CallRoute("/v1/score", OBJECT, "Score pairs of texts"),
-        CallRoute("/score", OBJECT, "Score pairs of texts"),
-        CallRoute("/v1/classify", OBJECT, "Classify texts"),
-        CallRoute("/classify", OBJECT, "Classify texts"),
-        CallRoute("/pooling", OBJECT, "What a pooling model makes of texts"),
-        CallRoute("/v1/moderations", OBJECT, "Judge whether texts or images are harmful"),
-        CallRoute("/v1/images/generations", MEDIA, "Make images"),
-        CallRoute("/v1/images/edits", MEDIA, "Change an image", has_files=True),
-        CallRoute("/v1/audio/speech", MEDIA, "Speak a text"),
-        CallRoute("/v1/audio/transcriptions", MEDIA, "Write down what is said", has_files=True),
-        CallRoute("/v1/audio/translations", MEDIA, "Write down in English what is said", has_files=True),
-        CallRoute("/tokenize", OBJECT, "The tokens of a prompt or a chat", computes=False),
-        CallRoute("/detokenize", OBJECT, "The text of tokens", computes=False),
+        CallRoute(CHAT_PATH, COMPLETION, "Complete a chat", {"model": "demo", "messages": MESSAGES, "max_tokens": 16}),
+        CallRoute(TEXT_PATH, COMPLETION, "Complete a text", {"model": "demo", "prompt": "Hello", "max_tokens": 16}),
+        CallRoute("/v1/embeddings", OBJECT, "Embed texts", _EMBEDDED),
+        CallRoute("/v1/rerank", OBJECT, "Rank documents for a query", _RANKED),
+        CallRoute("/v2/rerank", OBJECT, "Rank documents for a query", _RANKED),
+        CallRoute("/rerank", OBJECT, "Rank documents for a query", _RANKED),
+        CallRoute("/v1/score", OBJECT, "Score pairs of texts", _SCORED),
+        CallRoute("/score", OBJECT, "Score pairs of texts", _SCORED),
+        CallRoute("/v1/classify", OBJECT, "Classify texts", _EMBEDDED),
+        CallRoute("/classify", OBJECT, "Classify texts", _EMBEDDED),
+        CallRoute("/pooling", OBJECT, "What a pooling model makes of texts", _EMBEDDED),
+        CallRoute("/v1/moderations", OBJECT, "Judge whether texts or images are harmful", _EMBEDDED),
+        CallRoute("/v1/images/generations", MEDIA, "Make images", {"model": "demo", "prompt": "A cat", "n": 1}),
+        CallRoute("/v1/audio/speech", MEDIA, "Speak a text", _SPOKEN),
+        CallRoute(
+            "/tokenize",
+            OBJECT,
+            "The tokens of a prompt or a chat",
+            {"model": "demo", "prompt": "Hello"},
+            computes=False,
+        ),
+        CallRoute("/detokenize", OBJECT, "The text of tokens", {"model": "demo", "tokens": [1, 2, 3]}, computes=False),
     )
-}  # fmt: skip
+}
+"""Those of the kernel."""
+
+
+class CallRoutes(dict[str, CallRoute]):
+    """All routes of calls, by path: the kernel's, and those of `guests`."""
+
+    def __init__(self, guests: Iterable[CallRoute] = ()) -> None:
+        super().__init__(ROUTES)
+        self.update({route.path: route for route in guests})
+
+    def errors_of(self, path: str) -> ApiErrors:
+        """How the path's API writes errors: that of the nearest path at or above it, else OpenAI's completions."""
+        while path and path not in self:
+            path = path.rpartition("/")[0]
+        return self[path].form.errors if path else COMPLETION_ERRORS
 
 
 class ForwardedRequest(Request, frozen=True, kw_only=True):

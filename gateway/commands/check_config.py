@@ -174,8 +174,8 @@ async def _probed(gateway: Gateway, within_s: float) -> list[FleetEngine]:
 
     Returns the engines, with those that the gateway has found by DNS.
     """
-    engines, awaited = gateway.router.engines, gateway.kernel.tokenizers.awaited
-    looked_at = gateway.router.comparisons.looked_at
+    engines, awaited = gateway.kernel.router.engines, gateway.kernel.tokenizers.awaited
+    looked_at = gateway.kernel.router.comparisons.looked_at
     async with gateway.running():
         try:
             async with asyncio.timeout(within_s):
@@ -190,7 +190,7 @@ async def _probed(gateway: Gateway, within_s: float) -> list[FleetEngine]:
 
 def _base_models(gateway: Gateway) -> list[str]:
     """The models that need a tokenizer: the configured ones, and the base models that engines serve."""
-    models = gateway.router.models
+    models = gateway.kernel.router.models
     return sorted({model.name for model in gateway.config.models} | {models.base(name) for name in models.names})
 
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from plait.backends.error_codes import CODES, GROUPS
 from plait.gateway.commands import add_address
-from plait.gateway.receipts.words import sentences
+from plait.gateway.guests.receipts.words import sentences
 
 if TYPE_CHECKING:
     import argparse

@@ -14,7 +14,7 @@ import structlog
 
 from plait.gateway.config.file import ConfigError, load_config
 from plait.gateway.config.sections import Config, EngineConfig, ModelConfig
-from plait.gateway.found_config import ENGINE_KEY
+from plait.gateway.guests.discovery.found_config import ENGINE_KEY
 
 ENGINES = "PLAIT_ENGINES"
 """The environment variable with the engines' addresses, separated by spaces or commas."""

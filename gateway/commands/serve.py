@@ -22,9 +22,6 @@ from plait.gateway.commands.given_engines import GivenEngines, LastGood
 from plait.gateway.commands.server_secret import server_secret
 from plait.gateway.config.sections import Config
 from plait.gateway.log.events import configure_logging, write_stderr_in_background
-from plait.gateway.peers.namesake import has_namesake
-from plait.gateway.peers.peers import Peers
-from plait.gateway.peers.signatures import PeerKey
 from plait.gateway.server.connection import ClientBounds
 from plait.gateway.server.http_server import Stops, run_draining_server
 from plait.gateway.server.listening import bound_sockets, shared_sockets, url_of
@@ -93,6 +90,9 @@ def _run_workers(
 
     Raises SystemExit with the status of a worker that could not start.
     """
+    from plait.gateway.guests.peers.peers import Peers  # noqa: PLC0415 - one process needs no peers
+    from plait.gateway.guests.peers.signatures import PeerKey  # noqa: PLC0415
+
     last_good = LastGood(given.load)
     private = [bound_sockets(LOOPBACK, 0) for _ in range(workers)]
     listeners = [shared_sockets(host, port, workers) for host, port in ports]
@@ -156,7 +156,12 @@ def _check_address(config: Config) -> None:
 
     With the same address, this gateway would take over the other gateway's sessions.
     """
-    if config.store.url is not None and asyncio.run(has_namesake(Peers.sharing(config.server))):
+    if config.store.url is None:
+        return
+    from plait.gateway.guests.peers.namesake import has_namesake  # noqa: PLC0415 - as above
+    from plait.gateway.guests.peers.peers import Peers  # noqa: PLC0415
+
+    if asyncio.run(has_namesake(Peers.sharing(config.server))):
         raise ValueError(
             f"server.advertise_url = {config.server.advertise_url}: another gateway answers there, which has the same; "
             "give each its own"
@@ -175,13 +180,13 @@ def _serve(gateway: Gateway, worker: Worker, load: Callable[[], Config]) -> None
         header_timeout_s=server.header_timeout_s,
         body_timeout_s=server.body_timeout_s,
     )
-    slow_clients = SlowClients(server.slow_client_timeout_s, gateway.on_slow_client)
+    slow_clients = SlowClients(server.slow_client_timeout_s, gateway.kernel.on_slow_client)
     connections = bounds_by_descriptors(server.max_connections)
-    gateway.bodies.serve(connections.max_connections)
+    gateway.kernel.bodies.serve(connections.max_connections)
     bounds = ClientBounds(
         limits, gateway.kernel.refusals.unread, slow_clients, connections, worker.share, needs_keys=gateway.needs_keys,
-        lag=gateway.router.health.lag,
+        lag=gateway.kernel.router.health.lag,
     )  # fmt: skip
-    on_hangup = partial(gateway.reload, load)
+    on_hangup = partial(gateway.kernel.reloading.reload, load)
     stops = Stops(gateway, server.drain_delay_s, server.shutdown_grace_s, on_hangup, worker.parent, worker.share)
     run_draining_server(gateway.app, worker.sockets, stops, bounds)

@@ -30,6 +30,7 @@ from plait.gateway.fleet.served_models import ModelNames, ServedModels
 from plait.gateway.fleet.tokenizer_agreement import AGREED, Agreement
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.costs.engine_view import EngineView
+from plait.policy.costs.group_outputs import GroupOutputs
 from plait.policy.costs.load import DEFAULT_PRIOR_OUTPUT_TOKENS, DEFAULT_WINDOW_S, LoadLedger
 from plait.policy.costs.pace import EnginePace, FleetPace
 from plait.policy.costs.situation import NONE_OVERTAKEN, Demand, Overtaken
@@ -38,7 +39,6 @@ from plait.policy.placement.policies import POLICIES, Policy, continued
 from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
-from plait.policy.programs.group_outputs import GroupOutputs
 from plait.policy.types import Call, Compared, Placement
 
 Route = str | None

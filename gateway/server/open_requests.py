@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from plait.backends.errors import GatewayStoppingError, PlaitError
 from plait.backends.http.content_types import is_event_stream
-from plait.gateway.api.error_answers import errors_of
+from plait.backends.protocol.api_errors import COMPLETION_ERRORS, ApiErrors
 from plait.gateway.asgi import OnEnd, OnRefused, id_of, send_error, write_error
 from plait.gateway.server.served_request import Framing, ServedReceive, ServedRequest, Stage
 
@@ -36,13 +36,19 @@ class OpenRequests:
     """ASGI middleware around a whole application, with the list of all requests that are being answered.
 
     A bug is logged once, with its traceback. While `stopping`, each answer closes its connection, so that clients
-    connect elsewhere. `on_refused` is called with the errors that this middleware answers. Under another ASGI server,
-    that server has to end requests and broken streams itself.
+    connect elsewhere. `on_refused` is called with the errors that this middleware answers, and `errors_of` says how
+    those of a path are written. Under another ASGI server, that server has to end requests and broken streams itself.
     """
 
-    def __init__(self, app: ASGIApp, on_refused: OnRefused = lambda _scope, _error: None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        on_refused: OnRefused = lambda _scope, _error: None,
+        errors_of: Callable[[str], ApiErrors] = lambda _path: COMPLETION_ERRORS,
+    ) -> None:
         self.stopping = False
         self._on_refused = on_refused
+        self._errors_of = errors_of
         self._app = app
         self._begin: Begin | None = getattr(app, "begin", None)
         self._open: dict[ServedRequest, Cancellable | None] = {}
@@ -71,7 +77,7 @@ class OpenRequests:
         """A request without a task has ended; `error` is set if a bug ended it."""
         self._open.pop(request, None)
         if error is not None:
-            _tell(request, _defect(request.scope, error))
+            self._tell(request, _defect(request.scope, error))
 
     def _in_task(self, request: ServedRequest, body: bytes) -> None:
         """A request that was begun without a task needs one after all."""
@@ -112,11 +118,11 @@ class OpenRequests:
             return
         self._on_refused(scope, fault)
         if request.answer_headers is not None:
-            _tell(request, fault)
+            self._tell(request, fault)
         else:
             with suppress(TimeoutError):
                 async with asyncio.timeout(LAST_WORD_S):
-                    await send_error(send, fault, id_of(scope), errors_of(scope["path"]).body(fault))
+                    await send_error(send, fault, id_of(scope), self._errors_of(scope["path"]).body(fault))
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Have the application answer a request of another server. Answers only bugs before the answer has begun."""
@@ -134,7 +140,7 @@ class OpenRequests:
                 raise
             fault = _defect(scope, error)
             self._on_refused(scope, fault)
-            await send_error(send, fault, id_of(scope), errors_of(scope["path"]).body(fault))
+            await send_error(send, fault, id_of(scope), self._errors_of(scope["path"]).body(fault))
 
     def cut(self) -> int:
         """End every request: with a 503, or if its stream has begun, with an error event. Returns how many."""
@@ -146,24 +152,23 @@ class OpenRequests:
             except Exception as error:  # noqa: BLE001 - the other requests have to end, too
                 _defect(request.scope, error)
             if not isinstance(answers, asyncio.Task):  # a cancelled task answers in `_answer`
-                _tell(request, GatewayStoppingError())
+                self._tell(request, GatewayStoppingError())
         if left:
             log.warning("requests cut: the gateway is stopping", requests=len(left))
         return len(left)
 
-
-def _tell(request: ServedRequest, error: PlaitError) -> None:
-    """Answer with the error, or end the stream with an error event. Otherwise close the connection."""
-    path = request.scope["path"]
-    if request.answer_headers is None:
-        write_error(request, error, id_of(request.scope), errors_of(path).body(error))
-    elif request.stage is Stage.ANSWERING:
-        if is_event_stream(request.answer_headers):
-            request.end(errors_of(path).event(error))
-        elif request.framing is Framing.CLOSE:  # without a length, an orderly close would mean that the answer is whole
-            request.line.transport.abort()
-        else:
-            request.line.transport.close()
+    def _tell(self, request: ServedRequest, error: PlaitError) -> None:
+        """Answer with the error, or end the stream with an error event. Otherwise close the connection."""
+        path = request.scope["path"]
+        if request.answer_headers is None:
+            write_error(request, error, id_of(request.scope), self._errors_of(path).body(error))
+        elif request.stage is Stage.ANSWERING:
+            if is_event_stream(request.answer_headers):
+                request.end(self._errors_of(path).event(error))
+            elif request.framing is Framing.CLOSE:  # without a length, an orderly close would mean a whole answer
+                request.line.transport.abort()
+            else:
+                request.line.transport.close()
 
 
 def _defect(scope: Scope, error: BaseException) -> PlaitError:

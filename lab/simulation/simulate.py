@@ -24,8 +24,8 @@ from plait.gateway.admission.shares import needs_of_sessions, part_of_engines
 from plait.gateway.admission.tenants import UNLIMITED
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
-from plait.gateway.store.event_log import fair_parts
-from plait.gateway.store.jobs import REGULAR_S
+from plait.gateway.guests.store.event_log import fair_parts
+from plait.gateway.guests.store.jobs import REGULAR_S
 from plait.gateway.timed_events import Event
 from plait.lab.embedded.call import EmbeddedCall, Output
 from plait.lab.embedded.engine import Engine

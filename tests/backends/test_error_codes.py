@@ -20,7 +20,7 @@ PASSED = {
     *("too_many_sessions", "too_many_variables", "too_many_waiting_calls"),
     *("input_failed", "variable_failed", "skipped"),
 }
-"""Codes that a helper in `gateway/programs` is given."""
+"""Codes that a helper in `gateway/guests/programs/core` is given."""
 
 
 def trees() -> Iterator[tuple[Path, ast.Module]]:

@@ -15,7 +15,7 @@ from plait.client import (
     VariableFailedError,
     semantic_function,
 )
-from plait.gateway.programs.condition import read_condition
+from plait.gateway.calls.condition import read_condition
 from tests.client.fake_gateway import PROGRAMS, Answer, FakeGateway, failed
 
 TEXTS = ["yes", "", ' "quoted" \\ ', "two\nlines", "ä €", 'verdict == "no"']

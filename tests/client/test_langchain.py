@@ -34,7 +34,7 @@ from pydantic import BaseModel, SecretStr
 
 from plait.client import Client, SemanticVariable, Session, TemplateError, native_function
 from plait.client.langchain import ParsedVariable, Program, in_session, semantic
-from plait.gateway.transforms import parse
+from plait.gateway.guests.programs.transforms import parse
 from tests.client.fake_gateway import PROGRAMS, FakeGateway, error, events
 
 KEY = SecretStr("unused")

@@ -20,7 +20,8 @@ from plait.gateway.config.file import parse_config
 from plait.gateway.config.sections import DEFAULT_PROFILE, Config
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.health import HealthState
-from plait.gateway.live.fleet_snapshot import fleet_news
+from plait.gateway.guests.live.feed import Feed
+from plait.gateway.guests.live.fleet_snapshot import fleet_news
 from plait.policy.types import Call, PlacementReason
 from tests.gateway.fleet.lettered_prompts import report
 
@@ -48,14 +49,14 @@ async def served() -> AsyncIterator[Served]:
 
 async def test_models_are_what_the_engines_serve(served: Served) -> None:
     assert (await served.http.get("/v1/models")).json() == {"object": "list", "data": []}
-    served.gateway.router.health.answered("a", {"org/m": 4_096, "n": None})
+    served.gateway.kernel.router.health.answered("a", {"org/m": 4_096, "n": None})
     described = {"id": "org/m", "object": "model", "created": 0, "owned_by": "plait", "max_model_len": 4_096}
     described |= {"root": "org/m", "parent": None}
     listed = (await served.http.get("/v1/models")).json()["data"]
     assert listed == [{**described, "id": "n", "root": "n", "max_model_len": None}, described]
     assert (await served.http.get("/v1/models/org/m")).json() == described
     assert (await served.http.get("/v1/models/")).json()["data"] == listed
-    served.gateway.router.health.unreachable("a")
+    served.gateway.kernel.router.health.unreachable("a")
     assert (await served.http.get("/v1/models")).json()["data"] == listed, "a model does not vanish with its engine"
     codex = (await served.http.get("/v1/models", params={"client_version": "0.171.0"})).json()
     assert codex == {"object": "list", "data": listed, "models": []}
@@ -73,7 +74,7 @@ async def test_models_are_what_the_engines_serve(served: Served) -> None:
 )
 async def test_what_is_not_there(served: Served, method: str, path: str, code: str) -> None:
     for engine in ("a", "b"):
-        served.gateway.router.health.answered(engine, {"m": None})
+        served.gateway.kernel.router.health.answered(engine, {"m": None})
     response = await served.http.request(method, path)
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["type"]) == (404, code, "invalid_request_error")
@@ -87,7 +88,7 @@ async def test_the_completion_routes_are_served(served: Served) -> None:
 
 async def test_it_is_ready_when_every_model_has_an_engine() -> None:
     served = Served(config(models=[{"name": "m"}]))
-    router = served.gateway.router
+    router = served.gateway.kernel.router
 
     async def ready() -> tuple[int, dict[str, Any]]:
         response = await served.http.get("/ready")
@@ -101,7 +102,7 @@ async def test_it_is_ready_when_every_model_has_an_engine() -> None:
     assert await ready() == (200, {"ready": True, "engines_up": {"m": 2, "n": 1}})
     said = "GET /v1/models: 401, the engine refuses our key: see api_key"
     router.health.unreachable("b", "refused_key", said, "10.0.0.7:8000 is for operators")
-    assert served.gateway.engines.describe("b")["last_error"] == f"{said}: 10.0.0.7:8000 is for operators"
+    assert served.gateway.kernel.engines.describe("b")["last_error"] == f"{said}: 10.0.0.7:8000 is for operators"
     status, answer = await ready()
     assert (status, answer["ready"], answer["engines_up"]) == (503, False, {"m": 1, "n": 0})
     out = answer["out"]["b"]
@@ -117,8 +118,8 @@ async def test_it_is_ready_when_every_model_has_an_engine() -> None:
 
 async def test_an_engine_whose_plugin_does_not_work_is_shown_where_readiness_is() -> None:
     served = Served(config())
-    served.gateway.router.health.answered("a", {"m": None})
-    served.gateway.router.no_reports("a", "the plugin is not active")
+    served.gateway.kernel.router.health.answered("a", {"m": None})
+    served.gateway.kernel.router.no_reports("a", "the plugin is not active")
     answer = (await served.http.get("/ready")).json()
     del answer["out"]
     assert answer == {"ready": True, "engines_up": {"m": 1}, "degraded": {"a": "the plugin is not active"}}
@@ -128,13 +129,13 @@ async def test_an_engine_whose_plugin_does_not_work_is_shown_where_readiness_is(
 
 async def test_an_engine_whose_adapter_does_less_is_shown_where_readiness_is() -> None:
     served = Served(config())
-    router = served.gateway.router
+    router = served.gateway.kernel.router
     router.health.answered("a", {"m": None})
     for tier, shown in (("chunks", None), ("reports", {"a": "reports"})):
         router.report("a", msgspec.structs.replace(report(), scheduler=SchedulerState(tier=tier)), 0.0)
         answer = (await served.http.get("/ready")).json()
         assert answer.get("tiers") == shown
-        assert served.gateway.engines.describe("a")["tier"] == tier
+        assert served.gateway.kernel.engines.describe("a")["tier"] == tier
         metrics = (await served.http.get("/metrics")).text
         assert f'plait_engine_tier{{engine="a",tier="{tier}"}} 1.0' in metrics
         assert metrics.count('tier="order"} 0.0') == 1
@@ -157,7 +158,7 @@ async def test_keys_guard_the_models_but_not_operations() -> None:
 
 
 async def test_metrics_show_the_fleet(served: Served) -> None:
-    router = served.gateway.router
+    router = served.gateway.kernel.router
     router.health.answered("a", {"m": None})
     call = Call("c", "m", 129, 64, [1, 2])
     ended = router.book(call, router.select(call, 0.0), 0.0)
@@ -179,7 +180,7 @@ def test_configuration_reaches_the_router() -> None:
         "placement": {"policy": "least_outstanding", "window_s": 5.0},
         "upstream": {"probe_interval_s": 2.0},
     }
-    router = Gateway(parse_config({"engines": engines, **sections}, "test")).router
+    router = Gateway(parse_config({"engines": engines, **sections}, "test")).kernel.router
     small, big = router.engines["a"], router.engines["b"]
     router.health.answered("b", {"big": None})
     assert router.select(Call("c", "big", 1, 64, []), 0.0).reason is PlacementReason.LEAST_OUTSTANDING
@@ -223,17 +224,17 @@ def test_a_size_that_nobody_told_is_not_shown(more: dict[str, Any], known: int |
     """A profile's size bounds the estimate of the cache, and counts as known if the configuration names the profile."""
     models = [{"name": "m"}, {"name": "big", "profile": "h100-llama-70b-tp2"}]
     gateway = Gateway(parse_config({"engines": [{**ENGINES[0], **more}], "models": models}, "test"))
-    cache = gateway.router.engines["a"].cache
+    cache = gateway.kernel.router.engines["a"].cache
     assert cache.estimated_tokens == known
     assert cache.view.residency.most_blocks == (known or load_profile(DEFAULT_PROFILE).kv.tokens) // cache.block_tokens
-    (shown,) = fleet_news(gateway.router, gateway.kernel.admission, gateway._feed, 0.0).engines
+    (shown,) = fleet_news(gateway.kernel.router, gateway.kernel.admission, gateway.house[Feed], 0.0).engines
     assert (shown.kv_tokens, shown.kv_used_tokens) == (told, None)
 
 
 def test_watchers_see_the_first_64_addresses_with_their_ranks() -> None:
     engines = [{"name": f"e{place}", "url": f"http://127.0.0.1:{1 + place}", "ranks": 2} for place in range(70)]
     gateway = Gateway(parse_config({"engines": engines}, "test"))
-    news = fleet_news(gateway.router, gateway.kernel.admission, gateway._feed, 0.0)
+    news = fleet_news(gateway.kernel.router, gateway.kernel.admission, gateway.house[Feed], 0.0)
     assert [one.name for one in news.engines] == [f"e{place}@{rank}" for place in range(64) for rank in range(2)]
     assert news.engine_count == 140
 
@@ -257,7 +258,7 @@ async def test_a_method_that_no_route_takes(served: Served, method: str) -> None
 async def test_a_template_of_the_requests_own_is_refused_at_once(
     served: Served, path: str, fields: dict[str, Any]
 ) -> None:
-    served.gateway.router.health.answered("a", {"m": None})
+    served.gateway.kernel.router.health.answered("a", {"m": None})
     messages = [{"role": "user", "content": "Say {{out}}" if "submit" in path else "hello"}]
     if "submit" in path:
         messages = [{"role": "user", "content": "Say"}, {"role": "assistant", "content": "{{out}}"}]

@@ -17,12 +17,12 @@ from starlette.routing import Route
 from starlette.types import Message
 
 from plait.gateway.app import Gateway
-from plait.gateway.calls.routes import ROUTES
 from plait.gateway.config.file import parse_config
+from plait.gateway.guests.peers.peers import Peers
+from plait.gateway.guests.peers.signatures import PeerKey
 from plait.gateway.intake.open_bodies import ADMIN, MOST_ADMIN_BYTES
-from plait.gateway.peers.peers import ALONE, Peers
-from plait.gateway.peers.signatures import PeerKey
-from tests.gateway.durability.shared_gateways import shared_memory
+from tests.call_routes import ROUTES
+from tests.gateway.guests.durability.shared_gateways import shared_memory
 from tests.gateway.server.serving import LIMITS, ROOMY, serving
 from tests.waiting import WITHIN_S
 
@@ -43,12 +43,12 @@ SETTINGS: dict[str, Any] = {
 
 
 def alone(_: pytest.MonkeyPatch) -> Gateway:
-    return Gateway(parse_config(SETTINGS, "test"), peers=ALONE)
+    return Gateway(parse_config(SETTINGS, "test"))
 
 
 def worker(_: pytest.MonkeyPatch) -> Gateway:
     peers = Peers({"0": "", "1": "http://127.0.0.1:1"}, "0", PeerKey("key"))
-    return Gateway(parse_config(SETTINGS, "test"), peers=peers)
+    return Gateway(parse_config(SETTINGS, "test"), workers=peers)
 
 
 def sharing(monkeypatch: pytest.MonkeyPatch) -> Gateway:
@@ -64,14 +64,14 @@ GATEWAYS: list[Callable[[pytest.MonkeyPatch], Gateway]] = [alone, worker, sharin
 
 def paths() -> list[str]:
     """Those of all routes that take a body."""
-    routes = [route for route in Gateway(parse_config(SETTINGS, "test"))._rest.routes if isinstance(route, Route)]
+    routes = [route for route in Gateway(parse_config(SETTINGS, "test")).routes if isinstance(route, Route)]
     posted = {route.path for route in routes if "POST" in (route.methods or ())} - WITHOUT_BODY
     return sorted({*ROUTES, *posted})
 
 
 def begun(path: str, piece: bytes) -> bytes:
     """The piece as the beginning of a body of this route."""
-    return FORM + piece[len(FORM) :] if path in ROUTES and ROUTES[path].has_files else piece
+    return FORM + piece[len(FORM) :] if path in ROUTES and ROUTES[path].file else piece
 
 
 @dataclass
@@ -137,9 +137,9 @@ def right(path: str) -> str:
 @pytest.fixture(params=GATEWAYS, ids=lambda made: made.__name__)
 async def gateway(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Gateway]:
     made: Gateway = request.param(monkeypatch)
-    made.router.health.answered("a", {"m": None})
+    made.kernel.router.health.answered("a", {"m": None})
     yield made
-    assert (made.bodies._bytes, made.bodies._requests) == ({}, {}), "a body that has ended counts"
+    assert (made.kernel.bodies._bytes, made.kernel.bodies._requests) == ({}, {}), "a body that has ended counts"
 
 
 @pytest.mark.parametrize("path", paths())
@@ -153,7 +153,7 @@ async def test_nothing_is_read_without_a_right_key(gateway: Gateway, path: str, 
 async def test_nothing_is_read_where_there_is_no_admin_api(
     gateway: Gateway, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway._admin, "_port", 1)
+    monkeypatch.setattr(gateway.kernel.admin, "_port", 1)
     answer = await ask(gateway, path, *[PIECE] * 4, key=ADMIN_KEY)
     assert (answer.status, answer.taken) == (404, 0)
 
@@ -172,10 +172,10 @@ async def test_a_body_ends_at_the_bound(gateway: Gateway, path: str) -> None:
 @pytest.mark.parametrize("path", paths())
 async def test_a_tenants_bodies_end_at_their_bound(gateway: Gateway, path: str) -> None:
     tenant = ADMIN if is_admin(path) else gateway.kernel.keys.check({"headers": [(b"x-api-key", KEY.encode())]})
-    held = (MOST_OPEN // gateway._forwarding.peers.count) - 30_000
-    gateway.bodies.add(tenant, held)
+    held = (MOST_OPEN // (1 if gateway.house.workers is None else 2)) - 30_000
+    gateway.kernel.bodies.add(tenant, held)
     answer = await ask(gateway, path, begun(path, PIECE), *[PIECE] * 3, key=right(path))
-    gateway.bodies.remove(tenant, held)
+    gateway.kernel.bodies.remove(tenant, held)
     assert (answer.status, answer.taken) == (429, 2)
 
 

@@ -45,9 +45,9 @@ class Running:
     def __init__(self, config: Config) -> None:
         self.gateway = Gateway(config)
         self.router, self.engines, self.reloading = (
-            self.gateway.router,
-            self.gateway.engines,
-            self.gateway._reloading,
+            self.gateway.kernel.router,
+            self.gateway.kernel.engines,
+            self.gateway.kernel.reloading,
         )
         for engine in config.engines:
             self.router.health.answered(engine.name, {"m": None})
@@ -172,7 +172,7 @@ async def test_a_wrong_file_changes_nothing(running: Running, tmp_path: Path) ->
     path = tmp_path / "config.toml"
     path.write_text("[server]\nprot = 1\n")
     with capture_logs() as logs:
-        running.gateway.reload(partial(load_config, path))
+        running.gateway.kernel.reloading.reload(partial(load_config, path))
     assert "did you mean" in logs[-1]["problems"][0]
     assert samples(running.gateway.kernel.registry)['plait_reloads_total{outcome="refused"}'] == 1
     assert list(running.router.engines) == ["a", "b"]
@@ -256,7 +256,9 @@ def test_certificates_that_cannot_be_read_are_an_error_at_the_start(monkeypatch:
     monkeypatch.setenv("SSL_CERT_FILE", "/none/such.pem")
     monkeypatch.setattr(SYSTEM_TRUST, "_context", None)
     Gateway(config(A))
-    for https in (config({**A, "url": "https://127.0.0.1:1"}), config(A, server={"advertise_url": "https://gateway"})):
+    server = {"advertise_url": "https://gateway", "peer_key": "p" * 32, "secret": "s" * 32}
+    shared = config(A, server=server, store={"url": "postgresql://plait@db/plait"})
+    for https in (config({**A, "url": "https://127.0.0.1:1"}), shared):
         with pytest.raises(ValueError, match=r"^SSL_CERT_FILE=/none/such.pem cannot be read: No such file"):
             Gateway(https)
 

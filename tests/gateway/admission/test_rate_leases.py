@@ -10,9 +10,9 @@ import pytest
 
 from plait.backends.errors import LimitError
 from plait.gateway.admission import rate_leases
-from plait.gateway.admission.rate_leases import RateLeases
+from plait.gateway.admission.rate_leases import Drawn, RateLeases
 from plait.gateway.admission.tenants import BURST_S, TenantLimits
-from plait.gateway.store.event_log import Drawn, StoreError, drawn
+from plait.gateway.guests.store.event_log import StoreError, drawn
 from tests.waiting import WITHIN_S
 
 

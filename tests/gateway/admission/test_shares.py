@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from plait.gateway.admission.shares import LEAST_PART, needs, part_of_engines
+from plait.gateway.admission.shares import LEAST_PART, Need, needs, part_of_engines
 from plait.gateway.admission.tenants import UNLIMITED, TenantIds, TenantLimits, TenantTerms, running_of, waiting_of
 from plait.gateway.config.sections import AdmissionConfig
-from plait.gateway.store.event_log import Need
 from tests.gateway.admission.waiting_fleet import WaitingFleet
 
 TERMS = TenantTerms(AdmissionConfig(max_running=6, max_waiting=50), TenantIds(b"s"), gateways=3)

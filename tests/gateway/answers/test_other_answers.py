@@ -18,8 +18,9 @@ from plait.gateway.answers.completions import (
     UsageBounds,
     WholeAnswer,
 )
-from plait.gateway.answers.other_answers import MESSAGE, OBJECT, RESPONSE
+from plait.gateway.answers.other_answers import OBJECT
 from plait.gateway.fleet.booking import CallUsage
+from plait.gateway.guests.translation.typed_answers import MESSAGE, RESPONSE
 
 RESPONSE_USAGE = {"input_tokens": 100, "input_tokens_details": {"cached_tokens": 64}, "output_tokens": 7}
 MESSAGE_USAGE = {"input_tokens": 36, "cache_read_input_tokens": 64, "output_tokens": 7}

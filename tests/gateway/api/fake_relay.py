@@ -10,11 +10,8 @@ import httpx
 from starlette.applications import Starlette
 
 from plait.gateway.api.auth import KeyRing
-from plait.gateway.api.background_api import BackgroundApi
-from plait.gateway.api.call_api import CallApi, CompletionApi
-from plait.gateway.api.program_calls import ProgramCalls
+from plait.gateway.api.call_api import CallApi, CompletionApi, Preparer
 from plait.gateway.api.refusals import Refusals
-from plait.gateway.api.translated_api import TRANSLATED, TranslatedApi
 from plait.gateway.asgi import OnEnd, Sink
 from plait.gateway.calls.call import Asked, Ending
 from plait.gateway.calls.call_reader import CallReader, PromptReader
@@ -23,21 +20,26 @@ from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.records import CallRecords
 from plait.gateway.calls.relay import Relay
-from plait.gateway.calls.sealed_thoughts import SealedThoughts
-from plait.gateway.calls.stored_responses import StoredResponses
-from plait.gateway.chaining.chained_calls import ChainedCalls
-from plait.gateway.chaining.metrics import ProgramMetrics
 from plait.gateway.config.sessions import SessionsConfig
 from plait.gateway.fleet.router import Router
 from plait.gateway.fleet.served_models import ModelNames
+from plait.gateway.guests.forms.multipart_api import FORMS, FormApi
+from plait.gateway.guests.programs.chained_calls import ChainedCalls
+from plait.gateway.guests.programs.core.executor import Executor
+from plait.gateway.guests.programs.metrics import ProgramMetrics
+from plait.gateway.guests.programs.program_calls import ProgramCalls
+from plait.gateway.guests.responses.background_api import BackgroundApi
+from plait.gateway.guests.responses.response_calls import RESPONSE_ROUTES, ResponseCalls
+from plait.gateway.guests.responses.stored_responses import StoredResponses
+from plait.gateway.guests.translation.sealed_thoughts import SealedThoughts
+from plait.gateway.guests.translation.translated_api import MESSAGE_ROUTES, TranslatedApi
 from plait.gateway.intake.open_bodies import OpenBodies
 from plait.gateway.metrics import new_registry
-from plait.gateway.peers.forwarding import Forwarding
-from plait.gateway.peers.peers import ALONE
-from plait.gateway.programs.executor import Executor
+from plait.gateway.others import Others
 from plait.gateway.timer import at_loop_time
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Placement, PlacementReason
+from tests.call_routes import ROUTES
 from tests.gateway.server.fake_connection import FakeConnection, Read
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
@@ -119,15 +121,21 @@ class Api:
         self.executor = Executor(SessionsConfig(), reader.router.predicted_s, at_loop_time)
         self.bodies, metrics = OpenBodies(MAX_BODY_BYTES, MAX_OPEN_BYTES), ProgramMetrics(new_registry())
         self.stored = StoredResponses(10_000, 60.0)
-        chained = ChainedCalls(self.executor, reader, relay, metrics, self.bodies, stored=self.stored)
+        chained = ChainedCalls(self.executor, reader, relay, metrics, self.bodies)
         self.no_calls = NoCalls()
         gate, of_calls = cast("Gate", self.no_calls), CallMetrics(new_registry())
-        refusals = Refusals(CallRecords((self.no_calls,)), of_calls, gate, self.router.models, ring)
+        refusals = Refusals(CallRecords((self.no_calls,)), of_calls, gate, self.router.models, ring, calls=ROUTES)
         completions = CompletionApi(reader, relay, [ProgramCalls(chained, refusals)])
-        thoughts, background = SealedThoughts(b"secret"), BackgroundApi(chained)
-        translated = TranslatedApi(completions, self.stored, thoughts, Forwarding(ALONE), background, refusals)
-        self.translated = dict.fromkeys(TRANSLATED, translated)
-        self.app = CallApi(completions, self.translated, ring, self.bodies, refusals, Starlette())
+        thoughts, background = SealedThoughts(b"secret"), BackgroundApi(chained, self.stored)
+        messages = TranslatedApi(completions, thoughts, refusals, MESSAGE_ROUTES)
+        responses = ResponseCalls(completions, thoughts, refusals, RESPONSE_ROUTES, background, Others())
+        forms = FormApi(completions)
+        self.preparers: dict[str, Preparer] = {
+            **dict.fromkeys(MESSAGE_ROUTES, messages),
+            **dict.fromkeys(RESPONSE_ROUTES, responses),
+            **dict.fromkeys(FORMS, forms),
+        }
+        self.app = CallApi(completions, ROUTES, self.preparers, ring, self.bodies, refusals, Starlette())
         transport = httpx.ASGITransport(self.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
 

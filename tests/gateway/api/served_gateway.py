@@ -115,7 +115,7 @@ async def serving(*engines: str, **sections: Any) -> AsyncIterator[Served]:
     }
     made.gateway = gateway = Gateway(parse_config({**given, **sections}, "test"))
     for name in names:
-        gateway.router.health.answered(name, {"m": None})
+        gateway.kernel.router.health.answered(name, {"m": None})
     bounds = ClientBounds(LIMITS, gateway.kernel.refusals.unread)
     server = uvicorn.Server(new_config(gateway.app, bounds, port=0, lifespan="off", timeout_graceful_shutdown=1))
     task = asyncio.create_task(server._serve())  # `serve` would take the signals of the test run

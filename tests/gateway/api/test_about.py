@@ -10,20 +10,21 @@ import msgspec
 import pytest
 from starlette.routing import Route
 
-from plait.gateway.api.error_answers import UNKNOWN_PATH
-from plait.gateway.api.openapi import _BODIES, EXAMPLES
+from plait.gateway.api.error_answers import UnknownPath
+from plait.gateway.api.own_route import OwnRoute
 from plait.gateway.app import Gateway
 from plait.gateway.calls.annotations import _HEADER_KEYS
-from plait.gateway.calls.routes import ROUTES
+from plait.gateway.calls.routes import KINDS, ForwardedRequest
 from plait.gateway.config.file import parse_config
 from plait.gateway.config.sections import Config
+from tests.call_routes import ROUTES
 
 ENGINES = [{"name": "a", "url": "http://127.0.0.1:1"}]
 
 
 def client(**server: Any) -> httpx.AsyncClient:
     gateway = Gateway(parse_config({"engines": ENGINES, "server": server}, "test"))
-    gateway.router.health.answered("a", {"m": 1_000})
+    gateway.kernel.router.health.answered("a", {"m": 1_000})
     return httpx.AsyncClient(transport=httpx.ASGITransport(gateway.app), base_url="http://gateway")
 
 
@@ -56,12 +57,12 @@ async def test_the_document_has_every_route_of_a_call_and_leaves_its_body_open()
 async def test_the_document_has_every_route_that_answers() -> None:
     """With the headers and an example of a call."""
     made = Gateway(Config())
-    routes = [route for route in made._rest.routes if isinstance(route, Route)]
+    routes = [route for route in made.routes if isinstance(route, Route)]
     answering = {(path, "POST") for path in ROUTES} | {
         (route.path.replace(":path}", "}"), method)
         for route in routes
         for method in (route.methods or ())
-        if method != "HEAD" and route is not UNKNOWN_PATH
+        if method != "HEAD" and not isinstance(route, UnknownPath)
     }
     async with client() as http:
         paths = (await http.get("/openapi.json")).json()["paths"]
@@ -71,9 +72,15 @@ async def test_the_document_has_every_route_that_answers() -> None:
     assert "plait-cached-tokens" in chat["responses"]["200"]["headers"]
 
 
-@pytest.mark.parametrize("path", _BODIES)
-def test_examples_are_valid_bodies(path: str) -> None:
-    msgspec.json.decode(msgspec.json.encode(EXAMPLES[path]), type=_BODIES[path])
+def test_examples_are_valid_bodies() -> None:
+    own = [route for route in Gateway(Config()).routes if isinstance(route, OwnRoute) and route.body is not None]
+    bodies = {route.path: (route.example, route.body) for route in own}
+    bodies |= {path: (route.example, KINDS.get(path, ForwardedRequest)) for path, route in ROUTES.items()}
+    assert len(bodies) > 20
+    for path, (example, body) in bodies.items():
+        assert example or ROUTES[path].file
+        assert body is not None
+        msgspec.json.decode(msgspec.json.encode(example), type=body)
 
 
 async def test_the_documents_patterns_are_those_of_json_schema() -> None:

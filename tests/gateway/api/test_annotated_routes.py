@@ -10,7 +10,7 @@ import pytest
 
 from plait.gateway.calls.annotations import TAKEN
 from plait.policy.types import Objective, Slo
-from tests.gateway.chaining.chained_gateway import CHAT, GET, SUBMIT, Exchange, Served, served_calls, settle
+from tests.gateway.guests.programs.chained_gateway import CHAT, GET, SUBMIT, Exchange, Served, served_calls, settle
 
 PROGRAMS = "/v1/programs"
 SUBMITTED = {

@@ -17,12 +17,12 @@ from plait.backends.translation.answer_translator import Identity, TurnTranslato
 from plait.backends.translation.messages import MessageTurn
 from plait.backends.translation.responses import ResponseTurn
 from plait.gateway.answers.event_bytes import events_of
-from plait.gateway.api.call_api import NamedAnswer
-from plait.gateway.api.responses_api import KeptResponse
-from plait.gateway.api.rewritten_answer import ContinuedAnswer, TranslatedAnswer
 from plait.gateway.asgi import AsgiSink, ClientSink, ClientStage, Headers, Stage
 from plait.gateway.calls.service_tier import Tier
-from plait.gateway.calls.stored_responses import StoredResponses
+from plait.gateway.guests.responses.responses_api import ContinuedAnswer, KeptResponse
+from plait.gateway.guests.responses.stored_responses import StoredResponses
+from plait.gateway.guests.translation.rewritten_answer import TranslatedAnswer
+from plait.gateway.guests.translation.translated_api import NamedAnswer
 from plait.policy.types import Objective
 from tests.backends.translation.test_interleaved_streams import answers
 from tests.waiting import WITHIN_S

@@ -10,7 +10,7 @@ from plait.gateway.admission.tenants import TenantIds
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.asgi import ON_KNOWN
 from plait.gateway.config.sections import TenantConfig
-from plait.gateway.peers.signatures import ADMIN_KEY, CHECKED, Checked
+from plait.gateway.others import ADMIN_KEY, CHECKED, Checked
 
 
 def scope(*headers: tuple[bytes, bytes]) -> Scope:

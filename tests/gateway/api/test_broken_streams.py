@@ -84,9 +84,13 @@ async def clients(
         made.router.health.answered("a", {"m": 1_000}, routes=routes)
         api = Api(prompts)
         completions = replace(api.app.completions, calls=CallReader(made.router, prompts), relay=made.relay)
-        preparers = {path: replace(translated, completions=completions) for path, translated in api.translated.items()}
+        made_of: dict[str, Any] = dict(api.preparers)
+        preparers = {path: replace(preparer, completions=completions) for path, preparer in made_of.items()}
         app = replace(api.app, completions=completions, preparers=preparers)
-        async with serving(RequestLimits(), application=app) as running, httpx2.AsyncClient() as http:
+        async with (
+            serving(RequestLimits(), application=app, errors_of=api.app.routes.errors_of) as running,
+            httpx2.AsyncClient() as http,
+        ):
             given: dict[str, Any] = {"api_key": "k", "max_retries": 0, "http_client": http}
             yield (
                 running.requests,

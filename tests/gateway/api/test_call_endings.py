@@ -27,7 +27,7 @@ async def failed_by_the_engine(made: Served) -> None:
 
 
 async def no_engine(made: Served) -> None:
-    made.gateway.router.health.unreachable("a")
+    made.gateway.kernel.router.health.unreachable("a")
     await made.send(request())
 
 
@@ -48,8 +48,8 @@ async def defective(made: Served, data: bytes) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("a defect")
 
-    setattr(made.gateway.router, "select", broken)  # noqa: B010 - a type checker refuses to assign a method
-    setattr(made.gateway.router, "book", broken)  # noqa: B010
+    setattr(made.gateway.kernel.router, "select", broken)  # noqa: B010 - a type checker refuses to assign a method
+    setattr(made.gateway.kernel.router, "book", broken)  # noqa: B010
     assert b"500" in (await made.send(data)).split(b"\r\n")[0]
 
 

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from plait.gateway.api.translated_api import TRANSLATED
-from plait.gateway.calls.routes import CHAT_PATH, COUNT_PATH, KINDS, ROUTES
+from plait.gateway.calls.routes import CHAT_PATH, KINDS
+from plait.gateway.guests.translation.translated_api import COUNT_PATH
 from plait.gateway.timer import loop_time_s
+from tests.call_routes import ROUTES, TRANSLATED
 from tests.client_requests import Sent, odd, recorded
 from tests.gateway.api.fake_relay import CHAT_ANSWER, Api
 

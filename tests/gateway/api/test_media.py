@@ -75,7 +75,7 @@ async def test_an_empty_answer_is_one(body: bytes) -> None:
     async with serving() as made:
         made.answer = engine_says(body, "text/plain")
         replies = [Reply.of(await asked(made, SPEECH)) for _ in range(4)]
-        assert made.gateway.router.engines["a"].health.takes_calls
+        assert made.gateway.kernel.router.engines["a"].health.takes_calls
     assert {(reply.status, reply.body) for reply in replies} == {(200, body)}
 
 
@@ -102,4 +102,4 @@ async def test_a_client_that_goes_frees_the_engine() -> None:
         made.answer = None
         await made.send(request(b'{"model": "m", "input": "Hi"}', path=SPEECH), answered=False)
         await asyncio.sleep(0.1)
-        assert made.gateway.router.engines["a"].view.outstanding == 0
+        assert made.gateway.kernel.router.engines["a"].view.outstanding == 0

@@ -6,10 +6,12 @@ import json
 
 import pytest
 
-from plait.gateway.calls.routes import COUNT_PATH, MESSAGES_PATH, RESPONSES_PATH, ROUTES
 from plait.gateway.fleet.served_models import ModelNames
+from plait.gateway.guests.responses.background_call import RESPONSES_PATH
+from plait.gateway.guests.translation.translated_api import COUNT_PATH, MESSAGES_PATH
+from tests.call_routes import ROUTES
 from tests.gateway.api.fake_relay import CHAT, CHAT_ANSWER, HI, Api, body_for
-from tests.gateway.chaining.chained_gateway import served_calls
+from tests.gateway.guests.programs.chained_gateway import served_calls
 
 ANY_ROUTE = {"messages": HI, "max_tokens": 5, "input": "hi", "query": "hi", "documents": ["hi"]}
 TRANSLATED = {MESSAGES_PATH, RESPONSES_PATH}
@@ -18,7 +20,7 @@ TRANSLATED = {MESSAGES_PATH, RESPONSES_PATH}
 @pytest.mark.parametrize(
     ("path", "lacking"),
     [
-        *((path, set[str]()) for path, route in ROUTES.items() if path != COUNT_PATH and not route.has_files),
+        *((path, set[str]()) for path, route in ROUTES.items() if path != COUNT_PATH and not route.file),
         *((path, TRANSLATED) for path in sorted(TRANSLATED)),
     ],
 )

@@ -11,6 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 from plait.backends.errors import PlaitError
 from plait.gateway.api.own_routes import OwnRoutes
 from plait.gateway.asgi import PART_BYTES, send_whole
+from plait.gateway.calls.routes import CallRoutes
 from plait.gateway.intake.open_bodies import OpenBodies
 
 MOST_OPEN = 4 * PART_BYTES
@@ -24,7 +25,9 @@ class Door:
         self.size = size
         self.reads = asyncio.Event()
         self.refused: list[str | None] = []
-        self.app = OwnRoutes(self._answer, self.bodies, tenant_of=lambda _scope: "a", on_refused=self._refuse)
+        self.app = OwnRoutes(
+            self._answer, self.bodies, CallRoutes(), tenant_of=lambda _scope: "a", on_refused=self._refuse
+        )
 
     async def _answer(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         await send_whole(send, 200, [], b"x" * self.size)

@@ -8,8 +8,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.gateway.api.awaited_variable import ShownText, TextChangedError
-from plait.gateway.programs.held_call import GrowingText
+from plait.gateway.guests.programs.awaited_variable import ShownText, TextChangedError
+from plait.gateway.guests.programs.core.held_call import GrowingText
 
 TEXTS = st.text("ab", max_size=6)
 

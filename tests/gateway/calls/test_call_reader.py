@@ -19,7 +19,7 @@ from plait.backends.tokenization.tokenizer import SHORT_CHARACTERS
 from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.call import Asked
 from plait.gateway.calls.call_reader import MOSTLY_KNOWN_MESSAGES, OFF_LOOP_BYTES, CallReader, Incoming, PromptReader
-from plait.gateway.calls.routes import CHAT_PATH, ROUTES, ForwardedRequest
+from plait.gateway.calls.routes import CHAT_PATH, ForwardedRequest
 from plait.gateway.config.sections import Config, ModelConfig
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
@@ -27,6 +27,7 @@ from plait.gateway.intake.agents import NOBODY, Agent
 from plait.gateway.intake.turns import TurnThreads
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import ESTIMATE_MARGIN, Call
+from tests.call_routes import ROUTES
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 

@@ -8,12 +8,11 @@ import pytest
 
 from plait.backends.errors import LimitError, NoEngineError, OverloadedError
 from plait.gateway.admission.backlog import Waiting
-from plait.gateway.admission.rate_leases import Amounts, RateLeases
+from plait.gateway.admission.rate_leases import Amounts, Drawn, RateLeases
 from plait.gateway.admission.tenants import TenantLimits
 from plait.gateway.asgi import AsgiSink, ClientGoneError
 from plait.gateway.calls.answer_headers import LEAST_WAIT_S
 from plait.gateway.intake.agents import NOBODY, Agent
-from plait.gateway.store.event_log import Drawn
 from plait.gateway.timer import loop_time_s
 from plait.policy.order import Rank
 from plait.policy.types import Objective

@@ -14,8 +14,9 @@ import plait.gateway.calls.upstream
 from plait.backends.errors import AnswerTooLargeError, EngineError, LimitError, PlaitError
 from plait.backends.http.connection import Gathered
 from plait.gateway.answers.completions import COMPLETION, LONG_BYTES, UNKNOWN, AnswerForm, EventStream
-from plait.gateway.answers.other_answers import MESSAGE, OBJECT, RESPONSE
+from plait.gateway.answers.other_answers import OBJECT
 from plait.gateway.calls.open_answers import OpenAnswer, OpenAnswers
+from plait.gateway.guests.translation.typed_answers import MESSAGE, RESPONSE
 from tests.gateway.calls.scripted_engines import (
     JSON,
     MAX_OPEN_ANSWER_BYTES,

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from plait.backends.errors import EngineError
-from plait.gateway.answers.other_answers import MESSAGE
 from plait.gateway.asgi import HIGH_WATER_BYTES, AsgiSink
 from plait.gateway.calls.silent_streams import SILENT_S
+from plait.gateway.guests.translation.typed_answers import MESSAGE
 from plait.gateway.timer import loop_time_s
 from plait.policy.types import Call
 from tests.gateway.calls.scripted_engines import (

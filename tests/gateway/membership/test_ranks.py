@@ -21,7 +21,7 @@ from plait.gateway.config.sections import EngineConfig
 from plait.gateway.fleet.booking import Booking
 from plait.gateway.fleet.health import HealthState
 from plait.gateway.fleet.router import EngineBusyError
-from plait.gateway.found_config import FoundConfig
+from plait.gateway.guests.discovery.found_config import FoundConfig
 from plait.policy.types import Call
 from tests.gateway.membership.fake_http import answer_requests
 from tests.gateway.membership.watched_engine import report
@@ -85,7 +85,7 @@ async def serving(
 
 
 def up(gateway: Gateway) -> list[str]:
-    engines = gateway.router.engines
+    engines = gateway.kernel.router.engines
     return [name for name, engine in engines.items() if engine.health.state is HealthState.UP]
 
 
@@ -105,7 +105,7 @@ async def test_a_stock_server_tells_its_ranks_before_it_takes_calls(
     async with serving(monkeypatch, server) as gateway:
         await until(lambda: bool(up(gateway)))
         assert up(gateway) == NAMES
-        await until(lambda: all(engine.cache.reports is False for engine in gateway.router.engines.values()))
+        await until(lambda: all(engine.cache.reports is False for engine in gateway.kernel.router.engines.values()))
 
 
 async def test_each_rank_has_its_counts_from_one_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,25 +113,25 @@ async def test_each_rank_has_its_counts_from_one_answer(monkeypatch: pytest.Monk
     server = Server(3)
     async with serving(monkeypatch, server) as gateway:
         await until(lambda: bool(up(gateway)))
-        await until(lambda: all(engine.counts is not None for engine in gateway.router.engines.values()))
+        await until(lambda: all(engine.counts is not None for engine in gateway.kernel.router.engines.values()))
         asked = server.asked["/metrics"]
-        counts = [engine.counts for engine in gateway.router.engines.values()]
+        counts = [engine.counts for engine in gateway.kernel.router.engines.values()]
         assert [(one.running, one.kv_tokens) for one in counts if one] == [(0, 16_000), (1, 16_000), (2, 16_000)]
         assert asked == 2, "once for the ranks, once for the counts"
 
 
 async def test_ranks_that_are_switched_off_are_one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(monkeypatch, Server(3), ranks=1) as gateway:
-        await until(lambda: gateway.router.engines["a"].counts is not None)
-        counts = gateway.router.engines["a"].counts
-        assert ([*gateway.router.engines], counts and (counts.running, counts.kv_tokens)) == (["a"], (3, 48_000))
+        await until(lambda: gateway.kernel.router.engines["a"].counts is not None)
+        counts = gateway.kernel.router.engines["a"].counts
+        assert ([*gateway.kernel.router.engines], counts and (counts.running, counts.kv_tokens)) == (["a"], (3, 48_000))
 
 
 async def test_each_rank_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(3, owner="plait", reports=True)
     async with serving(monkeypatch, server) as gateway:
         await until(lambda: up(gateway) == NAMES)
-        engines = gateway.router.engines
+        engines = gateway.kernel.router.engines
         await until(lambda: all(engine.cache.last_report is not None for engine in engines.values()))
         assert [engine.process for engine in engines.values()] == ["epoch-0", "epoch-1", "epoch-2"]
 
@@ -144,7 +144,7 @@ async def test_ranks_are_counted_again_after_the_address_was_away(monkeypatch: p
         await until(lambda: not up(gateway))
         server.reachable, server.ranks = True, 1
         await until(lambda: up(gateway) == ["a"])
-        assert [*gateway.router.engines] == ["a"]
+        assert [*gateway.kernel.router.engines] == ["a"]
 
 
 async def test_a_server_without_ranks_may_replace_one_with_some(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,24 +159,24 @@ async def test_a_server_without_ranks_may_replace_one_with_some(monkeypatch: pyt
 async def test_a_report_with_another_number_than_the_configured_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(3, reports=True)
     async with serving(monkeypatch, server, ranks=2) as gateway:
-        await until(lambda: gateway.router.engines["a@0"].cache.problem is not None)
-        assert "3 data-parallel ranks, and `ranks` says 2" in (gateway.router.engines["a@0"].cache.problem or "")
-        assert [*gateway.router.engines] == ["a@0", "a@1"]
+        await until(lambda: gateway.kernel.router.engines["a@0"].cache.problem is not None)
+        assert "3 data-parallel ranks, and `ranks` says 2" in (gateway.kernel.router.engines["a@0"].cache.problem or "")
+        assert [*gateway.kernel.router.engines] == ["a@0", "a@1"]
 
 
 async def test_an_address_is_shown_drained_and_removed_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(monkeypatch, Server(3)) as gateway:
         await until(lambda: up(gateway) == NAMES)
-        (shown,) = gateway.engines.describe_all()
+        (shown,) = gateway.kernel.engines.describe_all()
         assert (shown["name"], shown["health"], [*shown["ranks"]]) == ("a", "up", NAMES)
-        gateway.engines.drain("a", draining=True)
-        assert all(engine.draining for engine in gateway.router.engines.values())
-        gateway.engines.remove("a")
-        assert not gateway.router.engines
+        gateway.kernel.engines.drain("a", draining=True)
+        assert all(engine.draining for engine in gateway.kernel.router.engines.values())
+        gateway.kernel.engines.remove("a")
+        assert not gateway.kernel.router.engines
 
 
 def call_on(gateway: Gateway, engine: str) -> Booking:
-    router = gateway.router
+    router = gateway.kernel.router
     call = Call("c", "m", 100, router.block_tokens, [])
     return router.book(call, router.select(call, 0.0, prefer=engine), 0.0)
 
@@ -199,8 +199,8 @@ async def test_a_former_rank_leaves_with_its_last_call_however_often_it_was_one(
         for ranks in (2, 3, 2):
             await counted_again(gateway, server, ranks)
         await asyncio.sleep(0.1)
-        gateway.router.release(booking, 1.0, delivered=True)
-        await until(lambda: [*gateway.router.engines] == NAMES[:2])
+        gateway.kernel.router.release(booking, 1.0, delivered=True)
+        await until(lambda: [*gateway.kernel.router.engines] == NAMES[:2])
         await asyncio.sleep(0.1)
         assert gateway.kernel.registry.get_sample_value("plait_task_restarts_total", {"task": "rank"}) is None
 
@@ -209,24 +209,24 @@ async def test_an_address_waits_for_the_calls_of_former_ranks(monkeypatch: pytes
     async with serving(monkeypatch, Server(3), ranks=3) as gateway:
         await until(lambda: up(gateway) == NAMES)
         booking = call_on(gateway, "a@2")
-        gateway.engines.change(EngineConfig(name="a", url="http://127.0.0.1:1", ranks=2))
-        assert gateway.engines.describe("a")["outstanding_calls"] == 1
-        gateway.engines.drain("a", draining=True)
+        gateway.kernel.engines.change(EngineConfig(name="a", url="http://127.0.0.1:1", ranks=2))
+        assert gateway.kernel.engines.describe("a")["outstanding_calls"] == 1
+        gateway.kernel.engines.drain("a", draining=True)
         with pytest.raises(EngineBusyError):
-            gateway.engines.remove("a")
-        gateway.router.release(booking, 1.0, delivered=True)
-        gateway.engines.remove("a")
-        assert not gateway.router.engines
+            gateway.kernel.engines.remove("a")
+        gateway.kernel.router.release(booking, 1.0, delivered=True)
+        gateway.kernel.engines.remove("a")
+        assert not gateway.kernel.router.engines
 
 
 async def test_an_address_whose_ranks_change_while_it_hands_over_drains(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(3)
     async with serving(monkeypatch, server, others="b") as gateway:
         await until(lambda: len(up(gateway)) == 6)
-        gateway.engines.drain("a", draining=True)
-        assert gateway.engines.describe("a")["hands_over"]
-        gateway.engines.change(EngineConfig(name="a", url="http://127.0.0.1:1", ranks=1))
-        shown = gateway.engines.describe("a")
+        gateway.kernel.engines.drain("a", draining=True)
+        assert gateway.kernel.engines.describe("a")["hands_over"]
+        gateway.kernel.engines.change(EngineConfig(name="a", url="http://127.0.0.1:1", ranks=1))
+        shown = gateway.kernel.engines.describe("a")
         assert (shown["state"], shown["hands_over"]) == ("draining", False)
         await asyncio.sleep(0.05)
         assert gateway.kernel.registry.get_sample_value("plait_task_restarts_total", {"task": "hand over"}) is None
@@ -237,7 +237,7 @@ async def test_what_is_found_is_saved_once_each_address_has_answered(
 ) -> None:
     async with serving(monkeypatch, Server(3)) as gateway:
         await until(lambda: up(gateway) == NAMES)
-        await FoundConfig(gateway.config, gateway.router, lambda _model: "t").save(tmp_path / "found.toml")
+        await FoundConfig(gateway.config, gateway.kernel.router, lambda _model: "t").save(tmp_path / "found.toml")
         assert 'name = "a"' in (tmp_path / "found.toml").read_text()
 
 
@@ -245,11 +245,11 @@ async def test_a_former_rank_has_the_new_url_when_it_is_one_again(monkeypatch: p
     async with serving(monkeypatch, Server(3), ranks=3) as gateway:
         await until(lambda: up(gateway) == NAMES)
         booking = call_on(gateway, "a@2")
-        gateway.engines.change(EngineConfig(name="a", url="http://127.0.0.1:1", ranks=2))
-        gateway.engines.change(EngineConfig(name="a", url="http://127.0.0.2:2", ranks=3))
+        gateway.kernel.engines.change(EngineConfig(name="a", url="http://127.0.0.1:1", ranks=2))
+        gateway.kernel.engines.change(EngineConfig(name="a", url="http://127.0.0.2:2", ranks=3))
         assert all("127.0.0.2:2" in repr(link.client) for link in gateway.kernel.links.values())
-        assert {engine.host for engine in gateway.router.engines.values()} == {"127.0.0.2"}
-        gateway.router.release(booking, 1.0, delivered=True)
+        assert {engine.host for engine in gateway.kernel.router.engines.values()} == {"127.0.0.2"}
+        gateway.kernel.router.release(booking, 1.0, delivered=True)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from plait.backends.errors import PlaitError
+from plait.backends.protocol.api_errors import COMPLETION_ERRORS, ApiErrors
 from plait.gateway.asgi import ClientGoneError, send_whole, unless_gone
 from plait.gateway.intake.open_bodies import OpenBodies
 from plait.gateway.server.connection import ClientBounds
@@ -97,6 +98,7 @@ async def serving(
     *,
     connections: int = 3,
     needs_keys: Callable[[], bool] = lambda: False,
+    errors_of: Callable[[str], ApiErrors] = lambda _path: COMPLETION_ERRORS,
 ) -> AsyncIterator[Running]:
     refused: list[PlaitError] = []
     bounds = ClientBounds(
@@ -107,7 +109,7 @@ async def serving(
         needs_keys=needs_keys,
     )
     options: dict[str, Any] = {"port": 0, "lifespan": "off", "timeout_graceful_shutdown": grace_s}
-    requests = OpenRequests(application)
+    requests = application if isinstance(application, OpenRequests) else OpenRequests(application, errors_of=errors_of)
     server = uvicorn.Server(new_config(requests, bounds, **options))
     task = asyncio.create_task(server._serve())  # `serve` would take the signals of the test run
     while not server.started:  # noqa: ASYNC110

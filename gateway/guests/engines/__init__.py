@@ -1,0 +1,1 @@
+"""The admin API: an operator adds, drains and removes engines."""

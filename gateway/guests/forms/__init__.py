@@ -1,0 +1,1 @@
+"""Calls whose bodies are forms with files, such as audio to transcribe."""

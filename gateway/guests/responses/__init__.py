@@ -1,0 +1,1 @@
+"""OpenAI's responses: stored, continued, and generated in the background."""

@@ -1,0 +1,1 @@
+"""OpenAI's responses and Anthropic's messages for engines that serve chats."""

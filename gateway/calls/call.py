@@ -37,6 +37,34 @@ class BufferedBytes(Protocol):
     def free(self, size_bytes: int) -> None: ...
 
 
+class Slot(msgspec.Struct, frozen=True, eq=False):
+    """What a guest has to do with a call that it makes itself. A client's own call has `NO_SLOT`."""
+
+    handle: str | None = None
+    """Names the call in messages to the engine that change the call's objectives. None: they cannot change."""
+
+    continues_on: str | None = None
+    """The engine that ran the previous step, and so has the context of this one in its cache; None: no such step."""
+
+    text: TextTap | None = None
+    """Reads the completion's text on its way to the client. The variable named by `output` gets the text."""
+
+    answer_bytes: BufferedBytes | None = None
+    """An extra limit that the bytes of an unstreamed answer count against while they arrive."""
+
+    begins_anew: Callable[[Ending], bool] | None = None
+    """Called once, when a delivery ends. True: the call is delivered again, so metrics and log do not count it yet."""
+
+    output: str | None = None
+    """The semantic variable that gets the completion's text."""
+
+    inputs_s: float | None = None
+    """Seconds that the call of a program waited for its inputs."""
+
+
+NO_SLOT: Final = Slot()
+
+
 class Asked(msgspec.Struct, frozen=True, eq=False):
     """One call as the client wants it. A program's call is retried with the same record."""
 
@@ -55,14 +83,8 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
     session: str | None = None
     """Id of the session whose variables the call reads and sets. The answer's header `plait-session` has it."""
 
-    text: TextTap | None = None
-    """Reads the completion's text on its way to the client. The variable named by `output` gets the text."""
-
-    answer_bytes: BufferedBytes | None = None
-    """An extra limit that the bytes of an unstreamed answer count against while they arrive."""
-
-    continues_on: str | None = None
-    """The engine that ran the previous step, and so has the context of this one in its cache; None: no such step."""
+    slot: Slot = NO_SLOT
+    """Of a guest that makes the call."""
 
     avoids: frozenset[str] = frozenset()
     """Engines that get the call only if no other engine takes it."""
@@ -75,9 +97,6 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
 
     bounds: UsageBounds = UNKNOWN
     """The most tokens that the engine may report."""
-
-    handle: str | None = None
-    """Names the call in messages to the engine that change the call's objectives. None: they cannot change."""
 
     form: AnswerForm = COMPLETION
     """How the answer is read, and how errors are written into it."""
@@ -96,15 +115,6 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
 
     agent: Agent = NOBODY
     """The agent that has the conversation, if its software names one and there is no `plait-session`."""
-
-    output: str | None = None
-    """The semantic variable that gets the completion's text."""
-
-    begins_anew: Callable[[Ending], bool] | None = None
-    """Called once, when a delivery ends. True: the call is delivered again, so metrics and log do not count it yet."""
-
-    inputs_s: float | None = None
-    """Seconds that the call of a program waited for its inputs."""
 
     @property
     def arrived_s(self) -> float:
@@ -208,7 +218,7 @@ class Ending(msgspec.Struct, frozen=True, eq=False):
 
     problem: EngineError | str | None = None
     """An `EngineError`: the engine is at fault, and another one may succeed. A text: the caller is at fault. None:
-    nobody is known to be. With the outcome `ok`, the engine sent a whole answer, and `Asked.text`, if set, found its
+    nobody is known to be. With the outcome `ok`, the engine sent a whole answer, and `Slot.text`, if set, found its
     text."""
 
     request_id: str = ""

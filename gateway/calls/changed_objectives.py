@@ -61,13 +61,13 @@ class ChangedObjectives:
 
     def begin(self, delivery: Delivery) -> None:
         """Accept changes of the call's objectives until `end`. The call must have a handle."""
-        assert delivery.asked.handle is not None
-        self._deliveries[delivery.asked.handle] = delivery
+        assert delivery.asked.slot.handle is not None
+        self._deliveries[delivery.asked.slot.handle] = delivery
 
     def end(self, delivery: Delivery) -> None:
         """Accept no more changes. No effect if another delivery with the same handle has ended meanwhile."""
-        assert delivery.asked.handle is not None
-        self._deliveries.pop(delivery.asked.handle, None)
+        assert delivery.asked.slot.handle is not None
+        self._deliveries.pop(delivery.asked.slot.handle, None)
 
     def change(self, handle: str, call: Call) -> None:
         """Give the call with this handle the objectives of `call`.

@@ -18,7 +18,7 @@ from plait.backends.errors import PlaitError
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.backlog import Waiting
 from plait.gateway.admission.rate_leases import RateLeases
-from plait.gateway.calls.call import Asked
+from plait.gateway.calls.call import NO_SLOT, Asked
 from plait.gateway.timer import loop_time_s
 
 EXPECTED_OUTPUT_TOKENS = 128
@@ -78,7 +78,7 @@ class Gate:
             session=asked.turn_of,
             run=asked.agent.run,
             is_final=asked.agent.is_final,
-            passes=asked.output is not None or asked.inputs_s is not None or call.group is not None,
+            passes=asked.slot is not NO_SLOT or call.group is not None,
         )
         entry = Entry(waiting, resume)
         if self.leases is not None and not self.admission.has_place(waiting):

@@ -63,7 +63,7 @@ class Holdings:
             self._silent_streams.end(delivery)
 
     def _leave_objectives(self, delivery: Delivery) -> None:
-        if delivery.asked.handle is not None:
+        if delivery.asked.slot.handle is not None:
             self._objectives.end(delivery)
 
     def _leave_doubts(self, delivery: Delivery) -> None:

@@ -115,7 +115,7 @@ class CallLog:
         log.bind().info(  # `log.info` would raise an AttributeError and catch it, in each call
             "call", request_id=ending.request_id, path=ending.path,
             status=ending.status, code=ending.code, message=ending.message, outcome=ending.outcome,
-            stream=call.streamed, tenant=tenant, model=ending.model, session=asked.session, output=asked.output,
+            stream=call.streamed, tenant=tenant, model=ending.model, session=asked.session, output=asked.slot.output,
             engine=placement and placement.engine_id,
             rule=placement and ("after_failure" if delivery.is_retry else placement.rule),
             cost_s=margin.cost_s and round(margin.cost_s, 4),
@@ -131,7 +131,7 @@ class CallLog:
             predicted_loaded_tokens=(placement and placement.loaded and dict(placement.loaded)) or None,
             cached_tokens=usage and usage.cached_tokens,
             output_tokens=usage and usage.output_tokens,
-            held_s=asked.inputs_s and round(asked.inputs_s, 4),
+            held_s=asked.slot.inputs_s and round(asked.slot.inputs_s, 4),
             placed_s=booking and round(booking.booked_s - arrived_s, 4),
             waited_s=booking and round(booking.sent_s - arrived_s, 4),
             waited_for=delivery.waited_for() if ending.gateway_s or (entry and entry.waiting.waits) else None,

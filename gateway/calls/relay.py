@@ -154,7 +154,7 @@ class Relay:
             delivery.sink = self.told_receipt(sink, delivery)
         if for_client and asked.call.streamed:
             delivery.commented = self.silent_streams.begin(delivery)
-        if asked.handle is not None:
+        if asked.slot.handle is not None:
             self._objectives.begin(delivery)
         self._take(delivery, self._place)
         return delivery
@@ -292,7 +292,7 @@ class Relay:
 
     def _place(self, delivery: Delivery) -> Step | None:
         asked = delivery.asked
-        prefer = self._sessions.preferred(asked) if asked.turn_of else asked.continues_on
+        prefer = self._sessions.preferred(asked) if asked.turn_of else asked.slot.continues_on
         may_leave = delivery.for_client and not asked.call.streamed
         delivery.entry = entry = self._gate.enter(asked, prefer, partial(self._resume, delivery), may_leave=may_leave)
         if entry.waiting.is_sent:
@@ -380,7 +380,7 @@ class Relay:
         )  # fmt: skip
         delivery.enter(DeliveryState.ENDED)
         delivery.ending = ending
-        follows = asked.begins_anew is not None and asked.begins_anew(ending)
+        follows = asked.slot.begins_anew is not None and asked.slot.begins_anew(ending)
         delivery.holdings = iter(self.holdings.unrecorded if follows else self.holdings.order)
         return self._let_go
 

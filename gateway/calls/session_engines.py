@@ -28,9 +28,9 @@ class SessionEngines:
 
         None if no such engine is known.
         """
-        if asked.continues_on is None and asked.turn_of and not asked.call.prompt_tokens:
+        if asked.slot.continues_on is None and asked.turn_of and not asked.call.prompt_tokens:
             return self.engine_of(asked.tenant, asked.turn_of, asked.call.model)
-        return asked.continues_on
+        return asked.slot.continues_on
 
     def placed(self, tenant: str, session: str, model: str, engine_id: str) -> None:
         key = tenant, session, model

@@ -101,7 +101,7 @@ class Upstream:
             self._reuse.used(call)
         engine, age_s = self.router.engines[placement.engine_id], booking.sent_s - call.arrived_s
         cache, lacks = engine.cache, engine.refused_fields
-        body = asked.body.for_engine(cache.kind, call, placement, age_s, asked.handle, agreement=cache.agreement)
+        body = asked.body.for_engine(cache.kind, call, placement, age_s, asked.slot.handle, agreement=cache.agreement)
         if (lacks or delivery.refused) and isinstance(body, bytes):
             lacks = {**lacks, **delivery.refused.get(placement.engine_id, {})}
             body = without_refused(body, asked.body.own_fields, lacks)
@@ -274,13 +274,13 @@ class Exchange(msgspec.Struct, eq=False):
     def _hold(self, size_bytes: int) -> None:
         """Count buffered bytes. Raises `PlaitError` beyond a limit, for which the engine is not at fault."""
         if self._held is None:
-            total, own = self._upstream.open_answers, self._delivery.asked.answer_bytes
+            total, own = self._upstream.open_answers, self._delivery.asked.slot.answer_bytes
             self._held = OpenAnswer(total) if own is None else OpenAnswer(total, own)
         self._held.hold(size_bytes)
 
     def _is_whole(self) -> None:
-        """The body is whole. The bytes now count against the gateway's limit only, not against `Asked.answer_bytes`."""
-        own = self._delivery.asked.answer_bytes
+        """The body is whole. The bytes now count against the gateway's limit only, not against `Slot.answer_bytes`."""
+        own = self._delivery.asked.slot.answer_bytes
         if self._held is not None and own is not None:
             self._held.end_in(own)
 
@@ -303,9 +303,9 @@ class Exchange(msgspec.Struct, eq=False):
             self._upstream.faults.convict(delivery, loop_time_s())
         answer.outcome = "ok"
         answer.finish = known_finish(finish)
-        if asked.text is not None:
-            asked.text.whole(body)
-            answer.problem = asked.text.problem
+        if asked.slot.text is not None:
+            asked.slot.text.whole(body)
+            answer.problem = asked.slot.text.problem
         head = self._head()
         if events is not None or self._is_unasked_stream:
             kind = JSON_ANSWER if events is None else EVENT_STREAM
@@ -386,7 +386,7 @@ class Exchange(msgspec.Struct, eq=False):
 
     def _pass_on(self, stream: EventStream) -> None:
         """Forward whole events, unless the sink is full. Raises the error of an engine that has failed."""
-        response, text, events = self._response, self._delivery.asked.text, b""
+        response, text, events = self._response, self._delivery.asked.slot.text, b""
         if response.pieces:
             if self._sink.is_full:
                 return
@@ -448,7 +448,7 @@ class Exchange(msgspec.Struct, eq=False):
 
     def _end_stream(self, stream: EventStream, events: bytes) -> None:
         """The engine has ended its stream with these events. If the answer is not whole, an error event follows."""
-        text, answer = self._delivery.asked.text, self._attempt.answer
+        text, answer = self._delivery.asked.slot.text, self._attempt.answer
         rest, problem = stream.end(), stream.problem
         if isinstance(problem, EngineError) and stream.error is None:
             self._tell(problem, events)

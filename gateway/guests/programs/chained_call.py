@@ -29,7 +29,7 @@ from plait.backends.errors import (
 )
 from plait.gateway.answers.completion_text import TextTap
 from plait.gateway.asgi import Sink
-from plait.gateway.calls.call import NOWHERE, Asked, Ending
+from plait.gateway.calls.call import NOWHERE, Asked, Ending, Slot
 from plait.gateway.calls.call_reader import OFF_LOOP_BYTES, CallReader
 from plait.gateway.calls.outgoing import unhurried
 from plait.gateway.calls.relay import Relay
@@ -193,7 +193,9 @@ class ChainedCall:
                 if not call.outputs:
                     await self.deliver(filled)
                     return
-                here = msgspec.structs.replace(filled, continues_on=engine_id, session=self.session.session_id)
+                here = msgspec.structs.replace(
+                    filled, slot=Slot(continues_on=engine_id), session=self.session.session_id
+                )
                 engine_id, text, values[prompts.outputs[number].variable] = await self.generate(here)
                 texts.append(text)
 
@@ -301,15 +303,17 @@ class ChainedCall:
         self._is_delivered, self._is_begun_anew = True, False
         until_s, was_refused = loop_time_s() + THROTTLED_S, False
         while True:  # until the tenant's limits allow the call
-            asked = msgspec.structs.replace(
-                self.promise.asked,
+            promised, text = self.promise.asked, None if output is None else TextTap(self._on_text, self.space)
+            slot = msgspec.structs.replace(
+                promised.slot,
+                text=text,
                 answer_bytes=self.answer_bytes,
-                avoids=frozenset([tried.engine_id for tried in failed]),
+                begins_anew=partial(self._begins_anew, was_refused),
                 output=None if output is None else output.variable,
                 inputs_s=self.call.held_s,
-                text=None if output is None else TextTap(self._on_text, self.space),
-                begins_anew=partial(self._begins_anew, was_refused),
             )
+            avoids = frozenset([tried.engine_id for tried in failed])
+            asked = msgspec.structs.replace(promised, slot=slot, avoids=avoids)
             try:
                 ending = await self.runner.relay.run(asked, self.sink)
             except LimitError as error:
@@ -320,7 +324,7 @@ class ChainedCall:
                 was_refused = True
                 await asyncio.sleep(pause_s)
             else:
-                self._was_cut = asked.text is not None and asked.text.was_cut
+                self._was_cut = text is not None and text.was_cut
                 return ending
 
     def _begins_anew(self, was_refused: bool, ending: Ending) -> bool:

@@ -38,7 +38,7 @@ class StandingPromise:
         """Replace the promise. If a step is being delivered, its engine gets the change."""
         self._promise = promise
         if self._asked is not None:
-            self._asked, handle = self._renewed(self._asked, self._asked.handle), self._asked.handle
+            self._asked, handle = self._renewed(self._asked, self._asked.slot.handle), self._asked.slot.handle
             assert handle is not None
             self._relay.refine(handle, self._asked.call)
 
@@ -66,4 +66,4 @@ class StandingPromise:
         """The step with the present promise and this handle."""
         promise, slo = self._promise, self.slo_from(asked.arrived_s) or NO_SLO
         call = asked.call._replace(slo=slo, objective=promise.objective, group=promise.group)
-        return msgspec.structs.replace(asked, call=call, handle=handle)
+        return msgspec.structs.replace(asked, call=call, slot=msgspec.structs.replace(asked.slot, handle=handle))

@@ -17,7 +17,7 @@ from plait.backends.protocol.openai import CompletionRequest, parse_request
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.tenants import UNLIMITED
 from plait.gateway.asgi import AsgiSink, ClientGoneError, Headers, unless_gone
-from plait.gateway.calls.call import Asked, Ending
+from plait.gateway.calls.call import NO_SLOT, Asked, Ending, Slot
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.gate import Gate
@@ -210,7 +210,9 @@ class Gateway:
         call = more.pop("call", Call("r1", "m", 257, 64, HASHES, streamed=self._is_streamed))
         outgoing = OutgoingBody(body, parse_request(body, CompletionRequest))
         call = call._replace(arrived_s=asyncio.get_running_loop().time())
-        return Asked(call, "/v1/completions", headers, outgoing, **more)
+        of_slot = {name: more.pop(name) for name in Slot.__struct_fields__ if name in more}
+        slot = Slot(**of_slot) if of_slot else NO_SLOT
+        return Asked(call, "/v1/completions", headers, outgoing, slot=slot, **more)
 
     @property
     def _is_streamed(self) -> bool:

@@ -10,7 +10,7 @@ import msgspec
 from plait.backends.errors import EngineError
 from plait.backends.protocol.cache_state import CacheState, KvState, SchedulerState
 from plait.gateway.asgi import AsgiSink
-from plait.gateway.calls.call import Asked
+from plait.gateway.calls.call import Asked, Slot
 from plait.policy.types import Objective, Slo
 from tests.gateway.calls.scripted_engines import (
     DONE,
@@ -54,8 +54,8 @@ def report(made: Gateway, engine: str, *, takes_objectives: bool = True) -> None
 
 def refine(made: Gateway, asked: Asked, slo: Slo | None, objective: Objective | None = Objective.LATENCY) -> None:
     """Change the objectives of the call with this handle."""
-    assert asked.handle is not None
-    made.relay.refine(asked.handle, asked.call._replace(slo=slo, objective=objective))
+    assert asked.slot.handle is not None
+    made.relay.refine(asked.slot.handle, asked.call._replace(slo=slo, objective=objective))
 
 
 class Running:
@@ -156,7 +156,7 @@ async def test_only_news_for_the_engine_is_told() -> None:
         await until_stuck()
         (asked,) = running.calls
         refine(made, asked, Slo(), None)
-        refine(made, msgspec.structs.replace(asked, handle="other"), LATENCY)
+        refine(made, msgspec.structs.replace(asked, slot=Slot(handle="other")), LATENCY)
         await until_stuck()
         assert told(http) == []
         await running.end()

@@ -51,7 +51,7 @@ class Engine:
     async def run(self, asked: Asked, sink: Sink) -> Ending:
         if not self.up:
             raise NoEngineError("no engine is up", retry_after_s=1.0)
-        text, wanted = prompt_of(asked), [asked.continues_on, *self.up]
+        text, wanted = prompt_of(asked), [asked.slot.continues_on, *self.up]
         self.delivered.append(text)
         self.places[text] = next((name for name in wanted if name in self.up and name not in asked.avoids), self.up[0])
         ended: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
@@ -72,15 +72,15 @@ class Engine:
     async def answer(self, prompt: str, text: str, finish_reason: str = "stop") -> None:
         """A completion, in two pieces if it is streamed."""
         asked, sink, _ = self.running[prompt]
-        if asked.text is not None:
-            asked.text.was_cut = finish_reason == "length"
+        if asked.slot.text is not None:
+            asked.slot.text.was_cut = finish_reason == "length"
         if json.loads(asked.body.original).get("stream"):
             await self._stream(prompt, text[:2], text[2:])
             sink.end(b"data: [DONE]\n\n")
         else:
             body = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
-            if asked.text is not None:
-                asked.text.whole(body)
+            if asked.slot.text is not None:
+                asked.slot.text.whole(body)
             sink.whole(200, [(b"plait-engine", self.places[prompt].encode())], body)
         await self._end(prompt, None)
 
@@ -113,16 +113,16 @@ class Engine:
             sink.start(200, headers)
         for piece in pieces:
             event = b"data: " + json.dumps({"choices": [{"delta": {"content": piece}}]}).encode() + b"\n\n"
-            if asked.text is not None:
-                asked.text.feed(event)
+            if asked.slot.text is not None:
+                asked.slot.text.feed(event)
             sink.write(event)
 
     async def _end(self, prompt: str, problem: EngineError | str | None, *, is_told: bool = True) -> None:
         outcome: Outcome = "ok" if problem is None else "failed" if isinstance(problem, EngineError) else "refused"
         asked, _, ended = self.running[prompt]
         ending = Ending(outcome, 200, self.places[prompt], is_told, None, problem)
-        if asked.begins_anew is not None:
-            asked.begins_anew(ending)
+        if asked.slot.begins_anew is not None:
+            asked.slot.begins_anew(ending)
         ended.set_result(ending)
         await settle()
 

@@ -362,9 +362,9 @@ async def test_a_text_beyond_the_limit_ends_a_call_that_nobody_reads() -> None:
     async with served_calls(max_value_bytes=10) as served:
         await served.submit("Do {{code}}", "code")
         asked, _, ended = served.engine.running["Do "]
-        assert asked.text is not None
+        assert asked.slot.text is not None
         with pytest.raises(ValueTooLargeError) as caught:
-            asked.text.whole(b'{"choices":[{"message":{"content":"12345678901"}}]}')
+            asked.slot.text.whole(b'{"choices":[{"message":{"content":"12345678901"}}]}')
         ended.set_exception(caught.value)
         refused = await served.get("code")
         assert refused.refusal == (424, "variable_failed")

@@ -95,7 +95,7 @@ async def test_a_step_that_breaks_off_runs_again_and_the_next_follow_it(served: 
     assert served.engine.running["Do "][0].avoids == {"e"}
     await served.engine.answer("Do ", "x = 2")
     assert (await served.get("code")).json["value"] == "x = 2"
-    assert served.engine.running["Do |x = 2 Test:"][0].continues_on == "f"
+    assert served.engine.running["Do |x = 2 Test:"][0].slot.continues_on == "f"
     await served.engine.break_off("Do |x = 2 Test:", "no")
     await served.engine.answer("Do |x = 2 Test:", " fine")
     assert (await served.get("test")).json["value"] == "fine"

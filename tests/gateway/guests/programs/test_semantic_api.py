@@ -204,7 +204,7 @@ async def test_a_submitted_prompt_runs_output_after_output(served: Served) -> No
     await served.engine.answer("Do it: ", "x = 1")
     assert (await served.get("code")).json["value"] == "x = 1"
     ((prompt, (asked, _, _)),) = served.engine.running.items()
-    assert (prompt, asked.continues_on) == ("Do it: |x = 1 Test:", "e")
+    assert (prompt, asked.slot.continues_on) == ("Do it: |x = 1 Test:", "e")
     assert asked.call.call_id == f"{made['id']}.1"
     await served.engine.answer(prompt, "fine")
     assert waiting.json["value"] == "fine"
@@ -217,7 +217,7 @@ async def test_a_submitted_chat_runs_turn_after_turn_on_one_engine(served: Serve
     await served.value("task", "Do it")
     await served.engine.answer("You code.|Do it", "x = 1")
     ((prompt, (asked, _, _)),) = served.engine.running.items()
-    assert (prompt, asked.continues_on) == ("You code.|Do it|x = 1|Test x = 1|Here:", "e")
+    assert (prompt, asked.slot.continues_on) == ("You code.|Do it|x = 1|Test x = 1|Here:", "e")
     await served.engine.answer(prompt, "assert x")
     assert (await served.get("test")).json["value"] == "assert x"
 

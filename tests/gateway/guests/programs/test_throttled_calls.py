@@ -26,8 +26,8 @@ class Throttling(Engine):
     async def run(self, asked: Asked, sink: Sink) -> Ending:
         if self.refusals:
             refusal = self.refusals.pop(0)
-            assert asked.begins_anew is not None
-            if not asked.begins_anew(Ending("refused", refusal.status, error=refusal)):
+            assert asked.slot.begins_anew is not None
+            if not asked.slot.begins_anew(Ending("refused", refusal.status, error=refusal)):
                 self.logged.append(refusal)
             raise refusal
         return await super().run(asked, sink)

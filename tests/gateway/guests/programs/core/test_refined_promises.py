@@ -171,10 +171,10 @@ async def test_the_engine_of_a_running_call_is_told_of_a_later_get() -> None:
     async with served_calls() as served:
         call = await served.chat("Write", output="code")
         sent = served.engine.running["Write"][0]
-        assert (sent.call.objective, sent.handle is None) == (None, False)
+        assert (sent.call.objective, sent.slot.handle is None) == (None, False)
         get = await served.get("code", criteria="latency")
         ((handle, objectives),) = served.engine.refined
-        assert handle == sent.handle
+        assert handle == sent.slot.handle
         assert objectives.objective is Objective.LATENCY
         assert objectives.slo is not None
         assert objectives.slo.ttft_s is not None
@@ -202,7 +202,7 @@ async def test_the_next_step_of_a_submitted_call_has_its_newest_objectives() -> 
         assert objectives.slo.jct_s == pytest.approx(30.0, abs=2.0), "half for each step"
         await served.engine.answer("Do", "it")
         second = served.engine.running["Do it Test:"][0]
-        assert second.handle != handle
+        assert second.slot.handle != handle
         assert second.call.slo is not None
         assert second.call.slo.tpot_s == 0.030
         assert second.call.slo.jct_s == pytest.approx(60.0, abs=4.0)

@@ -37,26 +37,20 @@ class Holdings:
         self._faults = faults
         self._gate = gate
         self._retries = retries
-        self.unrecorded: tuple[LetGo, ...] = (
-            self._leave_streams,
-            self._leave_objectives,
-            self._leave_doubts,
-            self._leave_admission,
-            self._leave_retries,
-            self._leave_watch,
-        )
-        """The cleanup steps if the same call is delivered again: metrics and log do not see this delivery."""
-        self.order: tuple[LetGo, ...] = (
-            *self.unrecorded[:-1],
-            *(reader.ended for reader in records.readers),
-            self._leave_watch,
-        )
+        books = self._leave_streams, self._leave_doubts, self._leave_admission, self._leave_retries
+        self.of_clients: tuple[LetGo, ...] = (*books, *(reader.ended for reader in records.readers), self._leave_watch)
+        """The cleanup steps of a client's own call."""
+        self.of_guests: tuple[LetGo, ...] = (self._leave_objectives, *self.of_clients)
+        """Those of a guest's call."""
+        self.unrecorded: tuple[LetGo, ...] = (self._leave_objectives, *books, self._leave_watch)
+        """Those of a guest's call that is delivered again: metrics and log do not see this delivery."""
 
     def read_by(self, *readers: Reader) -> None:
         """Have these read the ends of calls, too."""
         self.records.readers = (*self.records.readers, *readers)
-        *steps, last = self.order
-        self.order = (*steps, *(reader.ended for reader in readers), last)
+        *steps, last = self.of_clients
+        self.of_clients = (*steps, *(reader.ended for reader in readers), last)
+        self.of_guests = (self._leave_objectives, *self.of_clients)
 
     def _leave_streams(self, delivery: Delivery) -> None:
         if delivery.commented is not None:

@@ -34,7 +34,7 @@ from plait.backends.errors import (
 from plait.gateway.answers.refusals import LackError
 from plait.gateway.asgi import OnEnd, Sink
 from plait.gateway.calls.attempts import Attempts, most_useful, pause_s, tell_of_failure
-from plait.gateway.calls.call import CLIENT_CLOSED, DEFECT, Answer, Asked, Attempt, Ending, Outcome
+from plait.gateway.calls.call import CLIENT_CLOSED, DEFECT, NO_SLOT, Answer, Asked, Attempt, Ending, Outcome
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.delivery import Delivery, DeliveryState
 from plait.gateway.calls.gate import Gate
@@ -380,8 +380,11 @@ class Relay:
         )  # fmt: skip
         delivery.enter(DeliveryState.ENDED)
         delivery.ending = ending
-        follows = asked.slot.begins_anew is not None and asked.slot.begins_anew(ending)
-        delivery.holdings = iter(self.holdings.unrecorded if follows else self.holdings.order)
+        slot, steps = asked.slot, self.holdings.of_clients
+        if slot is not NO_SLOT:
+            follows = slot.begins_anew is not None and slot.begins_anew(ending)
+            steps = self.holdings.unrecorded if follows else self.holdings.of_guests
+        delivery.holdings = iter(steps)
         return self._let_go
 
     def _let_go(self, delivery: Delivery) -> None:

@@ -42,7 +42,7 @@ MACHINE = {f"gateway/calls/{name}.py" for name in ("delivery", "relay", "attempt
 
 RECORDS = {"delivery", "attempt", "answer"}
 HOLDINGS = (
-    "_leave_streams", "_leave_objectives", "_leave_doubts", "_leave_admission", "_leave_retries",
+    "_leave_objectives", "_leave_streams", "_leave_doubts", "_leave_admission", "_leave_retries",
     "CallMetrics.ended", "CallLog.ended", "_leave_watch",
 )  # fmt: skip
 
@@ -90,7 +90,7 @@ def test_what_a_call_holds_is_let_go_of_in_one_order() -> None:
 
 def named(holdings: Holdings) -> dict[str, Callable[[Delivery], None]]:
     """What lets go of a call's parts, by name, in order."""
-    return {let_go.__qualname__.removeprefix("Holdings."): let_go for let_go in holdings.order}
+    return {let_go.__qualname__.removeprefix("Holdings."): let_go for let_go in holdings.of_guests}
 
 
 def has_let_go(made: Gateway) -> None:
@@ -118,7 +118,7 @@ async def test_a_part_that_fails_as_a_call_ends_keeps_no_other_from_being_let_go
             raise DefectError(part)
 
         at = HOLDINGS.index(part)
-        holdings.order = (*holdings.order[:at], defective, *holdings.order[at + 1 :])
+        holdings.of_guests = (*holdings.of_guests[:at], defective, *holdings.of_guests[at + 1 :])
         with structlog.testing.capture_logs() as lines, pytest.raises(DefectError, match=part):
             await made.relay.deliver(made.asked(handle="h"), AsgiSink(Client().send))
         has_let_go(made)
@@ -143,9 +143,9 @@ async def test_all_parts_that_fail_are_passed_and_whoever_began_the_call_is_told
 
         failing = HOLDINGS if several else HOLDINGS[-1:]
         order = tuple(defect(name) if name in failing else parts[name] for name in HOLDINGS)
-        made.relay.holdings.order = order
+        made.relay.holdings.of_guests = order
         with pytest.raises(DefectError, match=failing[0]):
-            await made.relay.deliver(made.asked(), AsgiSink(Client().send))
+            await made.relay.deliver(made.asked(handle="h"), AsgiSink(Client().send))
         assert tuple(passed) == failing
         has_let_go(made)
 
@@ -154,13 +154,13 @@ async def test_a_defect_is_raised_to_whoever_cancels_a_call() -> None:
     async with gateway(FakeHttp(None)) as made:
         ended: list[BaseException | None] = []
 
-        let_go, *others = made.relay.holdings.order
+        let_go, *others = made.relay.holdings.of_clients
 
         def defective(delivery: Delivery) -> None:
             let_go(delivery)
             raise DefectError
 
-        made.relay.holdings.order = (defective, *others)
+        made.relay.holdings.of_clients = (defective, *others)
         delivery = made.relay.begin(made.asked(), NOWHERE, ended.append)
         with pytest.raises(DefectError):
             made.relay.cancel(delivery)

@@ -11,6 +11,7 @@ import pytest
 from e2e.ports import free_ports
 from e2e.recipes.copied_tree import CopiedTree, get, until
 
+GUESTS = "GUESTS: Final[Mapping[str, Callable[[Config], bool]]] = {\n"
 NEWEST_FIRST = '''"""A scheduler that lets the newest call go first."""
 
 from __future__ import annotations
@@ -160,7 +161,7 @@ def test_a_local_scheduler(tmp_path: Path) -> None:
 def test_a_route(tmp_path: Path) -> None:
     copy = CopiedTree(tmp_path, "A route")
     copy.add("gateway/guests/greeting/guest.py", GREETING)
-    copy.insert("gateway/app.py", "[Callable[[Config], bool]]] = {\n", '    "greeting": always,\n')
+    copy.insert("gateway/app.py", GUESTS, '    "greeting": always,\n')
     copy.insert("docs/routes.md", "/openapi.json`, `/` | here |\n", "| `GET /v1/greeting` | here |\n")
     copy.check("tests/gateway/api/test_about.py::test_the_document_has_every_route_that_answers")
     with copy.served() as url:
@@ -171,7 +172,7 @@ def test_a_route(tmp_path: Path) -> None:
 def test_a_guest(tmp_path: Path) -> None:
     copy = CopiedTree(tmp_path, "A guest")
     copy.add("gateway/guests/closing/guest.py", CLOSED_SESSIONS)
-    copy.insert("gateway/app.py", "[Callable[[Config], bool]]] = {\n", '    "closing": always,\n')
+    copy.insert("gateway/app.py", GUESTS, '    "closing": always,\n')
     with copy.served() as url:
         asked = {"model": "demo", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
         with httpx.Client(base_url=url, trust_env=False) as client:

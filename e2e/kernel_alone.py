@@ -1,6 +1,6 @@
-"""A gateway of the kernel alone: `python -m e2e.kernel_alone URL` sends calls through it to an engine.
+"""A gateway of the kernel and some guests: `python -m e2e.kernel_alone URL GUEST[,GUEST...] PATH...`.
 
-Nothing can import a guest's room. It prints the status of each call by its name, as JSON.
+It sends calls to an engine, and prints the status of each by its name, and of a POST to each path, as JSON.
 """
 
 from __future__ import annotations
@@ -9,21 +9,17 @@ import asyncio
 import json
 import sys
 from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any, Final
 
 import httpx
 
-from tests.kernel import GUESTS
+from plait.gateway.app import Gateway
+from plait.gateway.config.file import parse_config
+from plait.gateway.server.request_bounds import RequestLimits
+from tests.gateway.server.serving import serving
 
 MESSAGES: Final = [{"role": "user", "content": "How does a gateway place calls?"}]
 CHAT: Final[dict[str, Any]] = {"model": "demo", "messages": MESSAGES, "max_tokens": 8}
-GUESTS_ROUTES: Final = (
-    "/v1/responses", "/v1/messages", "/v1/submit", "/v1/programs", "/v1/sessions", "/v1/audio/transcriptions",
-    "/admin/engines", "/admin/explain",
-)  # fmt: skip
 CALLS: Final[dict[str, tuple[str, dict[str, Any], dict[str, str]]]] = {
     "chat": ("/v1/chat/completions", CHAT, {}),
     "stream": ("/v1/chat/completions", {**CHAT, "stream": True}, {}),
@@ -35,31 +31,15 @@ CALLS: Final[dict[str, tuple[str, dict[str, Any], dict[str, str]]]] = {
     "unknown model": ("/v1/chat/completions", {**CHAT, "model": "none"}, {}),
     "too many": ("/v1/chat/completions", CHAT, {"x-api-key": "poor"}),
     "a wrong key": ("/v1/chat/completions", CHAT, {"x-api-key": "none"}),
-    **{path: (path, CHAT, {}) for path in GUESTS_ROUTES},
 }
+REFUSED: Final = {"unknown model": 404, "too many": 429, "a wrong key": 401}
+"""By name of a call: its status, where that is not 200."""
 
 
-class NoGuests(MetaPathFinder):
-    """Refuses to import the rooms of guests."""
-
-    def find_spec(
-        self, fullname: str, _path: Sequence[str] | None, _target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """None: the next finder has it."""
-        name = fullname.removeprefix("plait.").replace(".", "/")
-        if fullname.startswith("plait.") and name.startswith(GUESTS):
-            raise ImportError(f"{fullname} is a guest's")
-        return None
-
-
-async def main(engine: str) -> None:
-    """Serve the kernel, and send it the calls."""
-    from plait.gateway.app import Gateway  # noqa: PLC0415 - after the finder is in place, as those below
-    from plait.gateway.config.file import parse_config  # noqa: PLC0415
-    from plait.gateway.server.request_bounds import RequestLimits  # noqa: PLC0415
-    from tests.gateway.server.serving import serving  # noqa: PLC0415
-
+async def main(engine: str, guests: Sequence[str], paths: Sequence[str]) -> dict[str, int]:
+    """Serve, and send the calls."""
     given = {
+        "server": {"admin_key": "admin"},
         "models": [{"name": "demo", "tokenizer": "embedded"}],
         "engines": [{"name": "e", "url": engine}],
         "tenants": [
@@ -67,23 +47,24 @@ async def main(engine: str) -> None:
             {"name": "poor", "api_keys": ["poor"], "calls_per_s": 0.001},
         ],
     }
-    gateway = Gateway(parse_config(given, "kernel"), guests=())
-    kernel = gateway.kernel
+    gateway = Gateway(parse_config(given, "kernel"), guests=guests)
+    asked = CALLS | {path: (path, CHAT, {"x-api-key": "admin" if "admin" in path else "rich"}) for path in paths}
     async with (
         gateway.running(),
         serving(RequestLimits(), application=gateway.app) as running,
         httpx.AsyncClient(base_url=running.url, trust_env=False) as client,
     ):
-        while not kernel.router.models.names:  # noqa: ASYNC110 - until the engine has answered
+        while not gateway.kernel.router.models.names:  # noqa: ASYNC110 - until the engine has answered
             await asyncio.sleep(0.01)
         statuses = {}
-        for name, (path, body, headers) in CALLS.items():
+        for name, (path, body, headers) in asked.items():
             for _ in range(2 if name == "too many" else 1):
                 answer = await client.post(path, json=body, headers={"x-api-key": "rich", **headers})
             statuses[name] = answer.status_code
-    sys.stdout.write("\n" + json.dumps(statuses))
+    return statuses
 
 
 if __name__ == "__main__":
-    sys.meta_path.insert(0, NoGuests())
-    asyncio.run(main(sys.argv[1]))
+    _, url, named, *others = sys.argv
+    found = asyncio.run(main(url, named.split(",") if named else (), others))
+    sys.stdout.write("\n" + json.dumps(found))

@@ -80,6 +80,7 @@ def test_a_store_is_opened(launch: Launcher, tmp_path: Path, version: str) -> No
             value: str = client.post("/v1/get", json=wanted).raise_for_status().json()["value"]
             return value
 
+        eventually(lambda: client.get("/v1/sessions/story").status_code == 200)  # 503 until the store is read
         assert value_of("town") == "This is emulated text. The new"
         assert value_of("view") == written.view
         repeated = client.post("/v1/chat/completions", json=TOWN, headers={"Idempotency-Key": "town-1"})

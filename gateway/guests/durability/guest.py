@@ -14,7 +14,9 @@ from plait.gateway.guests.store.store import Store
 
 
 class DurabilityGuest(Guest):
-    """Offers the records of sessions and responses. Needs a `Store`, and when it starts, programs and responses."""
+    """Offers the records of sessions and responses. Needs a `Store`."""
+
+    needs = frozenset(("programs", "responses"))
 
     def __init__(self, house: House) -> None:
         self._house = house

@@ -215,7 +215,7 @@ weight: setup
 
 # What `.ci/run` leaves out, in parts of at most five minutes on two cores. It takes one part each time, in turn.
 PARTS := test-3.12 test-3.13 properties coverage-policy coverage-backends coverage-gateway soak oncall-engines silent-workers \
-	costly-requests oncall-calls oncall-gateways oncall-quiet killed-gateways killed-responses damaged-stores postgresql-outages \
+	costly-requests oncall-calls oncall-gateways oncall-quiet killed-gateways killed-responses damaged-stores guests postgresql-outages \
 	benchmark-tools generated-requests conversations vllm-1 vllm-2 vllm-3 vllm-metagpt vllm-oldest vllm-versions sglang-1 sglang-2 sglang-3 \
 	sglang-versions llamacpp release pages exact-tokens $(addprefix mission-,agents-a agents-b promises tenants order programs-others \
 	programs-busy-200 programs-busy-2000 programs-busy-6000 prefixes preble scheduler documents gateways unnamed ranks-sessions \
@@ -260,6 +260,9 @@ nightly-killed-gateways: setup
 
 nightly-killed-responses: setup
 	$(BIN)/python -m pytest e2e/test_killed_responses.py e2e/test_acknowledged_responses.py -m nightly
+
+nightly-guests: setup
+	$(BIN)/python -m pytest e2e/test_kernel.py -m nightly -n 2
 
 nightly-damaged-stores: setup
 	$(BIN)/python -m pytest e2e/faults/test_damaged_stores.py -m nightly -n 2

@@ -6,13 +6,16 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import Final, NamedTuple
 
 from plait.gateway.admission.admission import Admission, caches
 from plait.gateway.admission.tenants import TenantTerms, running_of, waiting_of
 from plait.gateway.fleet.router import Router
+
+REGULAR_S: Final = 1.0
+"""The period in which gateways tell the store their needs, at the least; it renews leases of 5 s, so four may fail."""
 
 LEAST_PART: Final = 0.01
 """The least part of the engines: another gateway may have all of the KV, but each one judges the worth of sessions."""
@@ -58,3 +61,16 @@ def _of_calls(admission: Admission, terms: TenantTerms) -> Iterator[tuple[str, N
             yield running_of(tenant), Need(int(whole.max_running), admission.queue.wants(tenant))
         if whole.max_waiting < inf:
             yield waiting_of(tenant), Need(int(whole.max_waiting), admission.queue.most_waiting(tenant))
+
+
+def fair_parts(whole: int, wanted: Sequence[int]) -> list[int]:
+    """Divide `whole` by max-min fairness: nobody gets more than it wants while another wants more.
+
+    A rest that nobody wants is divided equally, so the parts always add up to `whole`.
+    """
+    parts, rest, count = [0] * len(wanted), whole, len(wanted)
+    for served, number in enumerate(sorted(range(count), key=wanted.__getitem__)):
+        parts[number] = min(wanted[number], rest // (count - served))
+        rest -= parts[number]
+    more, first = divmod(rest, count)
+    return [part + more + (number < first) for number, part in enumerate(parts)]

@@ -20,12 +20,10 @@ from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.admission.admission import Admission
 from plait.gateway.admission.backlog import Waiting
 from plait.gateway.admission.room import AHEAD_S
-from plait.gateway.admission.shares import needs_of_sessions, part_of_engines
+from plait.gateway.admission.shares import REGULAR_S, fair_parts, needs_of_sessions, part_of_engines
 from plait.gateway.admission.tenants import UNLIMITED
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
-from plait.gateway.guests.store.event_log import fair_parts
-from plait.gateway.guests.store.jobs import REGULAR_S
 from plait.gateway.timed_events import Event
 from plait.lab.embedded.call import EmbeddedCall, Output
 from plait.lab.embedded.engine import Engine

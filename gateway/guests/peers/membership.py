@@ -21,12 +21,11 @@ import structlog
 
 from plait.backends.errors import GatewayStoppingError, PeerUnavailableError, PlaitError
 from plait.gateway.admission.rate_leases import Drawn
-from plait.gateway.admission.shares import Need
+from plait.gateway.admission.shares import REGULAR_S, Need
 from plait.gateway.guests.peers.peers import Peers
 from plait.gateway.guests.peers.roster import Roster
 from plait.gateway.guests.store.event_log import LEASE_S, Member, RefusedDataError, SharedKeeper, StoreError
 from plait.gateway.guests.store.group_commit import GroupCommit
-from plait.gateway.guests.store.jobs import REGULAR_S
 from plait.gateway.streams import Change, StoredStream, StreamKey
 from plait.gateway.timer import loop_time_s
 

@@ -132,19 +132,6 @@ def drawn(
     return Drawn(granted, [max(0.0, now + got) for now, got in zip(used, granted, strict=True)])
 
 
-def fair_parts(whole: int, wanted: Sequence[int]) -> list[int]:
-    """Divide `whole` by max-min fairness: nobody gets more than it wants while another wants more.
-
-    A rest that nobody wants is divided equally, so the parts always add up to `whole`.
-    """
-    parts, rest, count = [0] * len(wanted), whole, len(wanted)
-    for served, number in enumerate(sorted(range(count), key=wanted.__getitem__)):
-        parts[number] = min(wanted[number], rest // (count - served))
-        rest -= parts[number]
-    more, first = divmod(rest, count)
-    return [part + more + (number < first) for number, part in enumerate(parts)]
-
-
 class SharedKeeper(Keeper, Protocol):
     """Stores a log for several gateways. `write` skips streams of other owners; `read` takes over ownerless streams."""
 

@@ -9,14 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
-from typing import Any, Final
+from typing import Any
 
 import structlog
 
+from plait.gateway.admission.shares import REGULAR_S
 from plait.gateway.guests.store.event_log import RefusedDataError, StoreError
-
-REGULAR_S: Final = 1.0
-"""The period of the regular job. It renews a lease of 5 s, so four renewals may fail."""
 
 log = structlog.get_logger(__name__)
 

@@ -27,7 +27,7 @@ from psycopg.rows import TupleRow
 from psycopg.types.json import Jsonb
 
 from plait.gateway.admission.rate_leases import Drawn
-from plait.gateway.admission.shares import Need
+from plait.gateway.admission.shares import Need, fair_parts
 from plait.gateway.guests.store.event_log import (
     LEASE_S,
     Claims,
@@ -39,7 +39,6 @@ from plait.gateway.guests.store.event_log import (
     StoreError,
     StoreVersionError,
     drawn,
-    fair_parts,
 )
 from plait.gateway.guests.store.postgres_schema import MIGRATIONS
 from plait.gateway.streams import Change, StoredStream, StreamKey

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from plait.gateway.admission.rate_leases import Drawn
-from plait.gateway.admission.shares import Need
+from plait.gateway.admission.shares import Need, fair_parts
 from plait.gateway.guests.store.event_log import (
     Claims,
     LeaseLostError,
@@ -15,7 +15,6 @@ from plait.gateway.guests.store.event_log import (
     SignRow,
     StoreError,
     drawn,
-    fair_parts,
 )
 from plait.gateway.streams import Change, StoredStream, StreamKey
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.gateway.guests.store.event_log import fair_parts
+from plait.gateway.admission.shares import fair_parts
 
 
 @pytest.mark.parametrize(

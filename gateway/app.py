@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_bytes
 from typing import Final
@@ -28,6 +30,14 @@ def always(_config: Config) -> bool:
     return True
 
 
+def has_collector(config: Config) -> bool:
+    """Whether spans are sent. Where only the environment says where, the extra that it takes may not be there."""
+    if config.tracing.endpoint is None and "OTEL_EXPORTER_OTLP_ENDPOINT" in os.environ:
+        with suppress(ModuleNotFoundError):
+            return find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    return config.tracing.endpoint is not None
+
+
 GUESTS: Final[Mapping[str, Callable[[Config], bool]]] = {
     "store": lambda config: config.store.path is not None,
     "peers": lambda config: config.store.url is not None,
@@ -37,6 +47,7 @@ GUESTS: Final[Mapping[str, Callable[[Config], bool]]] = {
     "responses": always,
     "forms": always,
     "receipts": always,
+    "tracing": has_collector,
     "live": always,
     "engines": always,
     "discovery": lambda config: bool(config.services),
@@ -82,7 +93,7 @@ class Gateway:
     def _made(self, name: str) -> Guest:
         room = import_module(f"plait.gateway.guests.{name}.guest")
         guest: Guest = getattr(room, f"{name.capitalize()}Guest")(self.house)
-        self.kernel.admit(guest.calls, guest.before, guest.readers, guest.receipts)
+        self.kernel.admit(guest.calls, guest.before, guest.readers, guest.receipts, guest.accompany)
         return guest
 
     def _routes(self) -> ASGIApp:

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from plait.gateway.api.call_api import Preparer, StepBefore
 from plait.gateway.calls.records import Reader
-from plait.gateway.calls.relay import ToldBy
+from plait.gateway.calls.relay import Accompany, ToldBy
 from plait.gateway.calls.routes import CallRoute
 from plait.gateway.kernel import Kernel
 from plait.gateway.others import Workers
@@ -57,9 +57,10 @@ class Guest:
         """What answers all requests, in front of what answered them so far."""
         return app
 
-    # A step before a call, a stage of its answer, a reader of its end.
+    # A step before a call, what goes with it to engines, a stage of its answer, a reader of its end.
 
     before: Sequence[StepBefore] = ()
+    accompany: Accompany | None = None
     receipts: ToldBy | None = None
     readers: Sequence[Reader] = ()
 

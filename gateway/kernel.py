@@ -23,7 +23,7 @@ from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.records import CallLog, CallRecords, Reader
-from plait.gateway.calls.relay import Relay, ToldBy
+from plait.gateway.calls.relay import Accompany, Relay, ToldBy
 from plait.gateway.calls.routes import CallRoute, CallRoutes
 from plait.gateway.calls.tokenizer_metrics import TokenizerCollector
 from plait.gateway.config.sections import Config
@@ -104,12 +104,14 @@ class Kernel:
         before: Iterable[StepBefore],
         readers: Iterable[Reader],
         told_receipt: ToldBy | None,
+        accompany: Accompany | None,
     ) -> None:
-        """Let a guest into the road of calls: its routes, its steps before them, and who reads their ends."""
+        """Let a guest into the road of calls: its routes, its steps, what goes with calls, and who reads their ends."""
         self.calls.update({route.path: route for route in calls})
         self.completions.before.extend(before)
         self.relay.holdings.read_by(*readers)
         self.relay.told_receipt = told_receipt or self.relay.told_receipt
+        self.relay.accompany = accompany or self.relay.accompany
 
     def divide(
         self,

@@ -12,7 +12,7 @@ from tests.source_tree import SHIPPED, imports, path_of, sources, top_level
 ENGINES = {"sglang", "vllm"}
 NEWER = {"_typeshed", "compression"}
 """What type checkers bring, and Python 3.14."""
-OF_THE_GATEWAY = ("", "cli", "gateway", "huggingface", "mistral", "postgresql", "profile")
+OF_THE_GATEWAY = ("", "cli", "gateway", "huggingface", "mistral", "otel", "postgresql", "profile")
 NEVER_IMPORTED = {"sentencepiece", "uvloop"}
 """What transformers and uvicorn use if it is there."""
 

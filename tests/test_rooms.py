@@ -48,8 +48,8 @@ ROOMS = {
         {"config", "ids", "timed_events"},
     ),
     "gateway/guests": (
-        {"durability", "live", "receipts"},
-        {"responses"},
+        {"durability", "live", "tracing"},
+        {"receipts", "responses"},
         {"discovery", "engines", "forms", "peers", "programs", "translation"},
         {"store"},
     ),

@@ -70,6 +70,11 @@ class HttpClient:
         self._all_lost = asyncio.Event()
         self._new_connection = partial(Connection, self._name, timeouts, idle_ttl_s, self)
 
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port."""
+        return self._host_name, self._port
+
     def __repr__(self) -> str:
         state = " closed" if self._closed else ""
         return f"<HttpClient {self._url} open={len(self._open)} idle={len(self._idle)}{state}>"

@@ -15,7 +15,7 @@ from typing import Final, Protocol
 import msgspec
 
 from plait.backends.errors import EngineError
-from plait.gateway.asgi import OnEnd, Sink
+from plait.gateway.asgi import Headers, OnEnd, Sink
 from plait.gateway.calls.call import Asked, Attempt, Ending
 from plait.gateway.calls.commented_sink import CommentedSink
 from plait.gateway.calls.gate import Entry
@@ -68,6 +68,16 @@ class CallTransitionError(RuntimeError):
     """A transition that `DELIVERY_TRANSITIONS` does not have. The state is unchanged."""
 
 
+class Companion(Protocol):
+    """What a guest has to do with one call, from its beginning to its end."""
+
+    def sent(self, headers: Headers, delivery: Delivery) -> Headers:
+        """The headers of the next attempt, of those that the engine would get."""
+
+    def ended(self, delivery: Delivery) -> None:
+        """The call has ended: `delivery.ending` is set, and the other fields are still there."""
+
+
 class Delivery(msgspec.Struct, eq=False):
     asked: Asked
     """The call as the client wants it."""
@@ -83,6 +93,9 @@ class Delivery(msgspec.Struct, eq=False):
 
     for_client: bool = True
     """Whether `on_end` answers the client. False for calls of programs, whose clients get answers from elsewhere."""
+
+    companion: Companion | None = None
+    """A guest's; None: no guest goes with this call."""
 
     state: DeliveryState = DeliveryState.READ
 

@@ -36,7 +36,7 @@ from plait.gateway.asgi import OnEnd, Sink
 from plait.gateway.calls.attempts import Attempts, most_useful, pause_s, tell_of_failure
 from plait.gateway.calls.call import CLIENT_CLOSED, DEFECT, NO_SLOT, Answer, Asked, Attempt, Ending, Outcome
 from plait.gateway.calls.changed_objectives import ChangedObjectives
-from plait.gateway.calls.delivery import Delivery, DeliveryState
+from plait.gateway.calls.delivery import Companion, Delivery, DeliveryState
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.holdings import Holdings, tell
 from plait.gateway.calls.metrics import CallMetrics
@@ -64,6 +64,7 @@ log = structlog.get_logger(__name__)
 
 
 ToldBy = Callable[[Sink, Delivery], Sink]
+Accompany = Callable[[Delivery], Companion | None]
 
 
 class Relay:
@@ -71,7 +72,7 @@ class Relay:
 
     With `forward_client_key`, engines without a configured key get the client's bearer token. `objectives` changes
     calls that run. `open_answers` limits the buffered bytes of unstreamed answers. `told_receipt` makes the
-    stage that tells a call's receipt, where there is one.
+    stage that tells a call's receipt, and `accompany` may give a call a companion, where there is such a guest.
     """
 
     def __init__(
@@ -106,6 +107,7 @@ class Relay:
         self._objectives = objectives
         self._sessions = SessionEngines()
         self.told_receipt: ToldBy | None = None
+        self.accompany: Accompany | None = None
 
     async def deliver(self, asked: Asked, sink: Sink, *, for_client: bool = True) -> Ending:
         """Deliver the call and flush the sink. Raises the error that ended the call.
@@ -156,6 +158,8 @@ class Relay:
             delivery.commented = self.silent_streams.begin(delivery)
         if asked.slot.handle is not None:
             self._objectives.begin(delivery)
+        if self.accompany is not None:
+            delivery.companion = self.accompany(delivery)
         self._take(delivery, self._place)
         return delivery
 
@@ -384,6 +388,8 @@ class Relay:
         if slot is not NO_SLOT:
             follows = slot.begins_anew is not None and slot.begins_anew(ending)
             steps = self.holdings.unrecorded if follows else self.holdings.of_guests
+        if delivery.companion is not None and steps is not self.holdings.unrecorded:
+            steps = (*steps, delivery.companion.ended)
         delivery.holdings = iter(steps)
         return self._let_go
 

@@ -112,6 +112,8 @@ class Upstream:
             headers.append((b"authorization", link.authorization))
         elif self.forward_client_key and (keys := presented_keys(asked.headers)):
             headers.append((b"authorization", b"Bearer " + keys[0]))
+        if delivery.companion is not None:
+            headers = [*delivery.companion.sent(headers, delivery)]
         response = link.client.begin("POST", asked.path, headers, body)
         exchange = Exchange(self, delivery, attempt, link, response, delivery.sink, on_news)
         response.on_news, delivery.sink.on_room, booking.give_up = on_news, exchange.has_room, exchange.give_up

@@ -48,6 +48,7 @@ EXAMPLES: Final[Mapping[str, object]] = {
     "tenants.max_waiting": 100,
     "store.path": "/var/lib/plait/sessions.db",
     "store.url": "postgresql://plait@db.internal:5432/plait",
+    "tracing.endpoint": "http://collector:4318/v1/traces",
     "models.chat_template": "templates/demo.jinja",
     "models.max_context_tokens": 32_768,
     "models.aliases": ["gpt-4o", "default"],

@@ -26,6 +26,7 @@ from plait.gateway.config.values import (
     Rate,
     Seconds,
     SecondsOrZero,
+    Share,
     Text,
     Token,
     Weight,
@@ -215,6 +216,20 @@ class ReceiptsConfig(Section, frozen=True, kw_only=True):
     for calls of hours ago."""
 
 
+class TracingConfig(Section, frozen=True, kw_only=True):
+    """Traces of calls and programs, for an OpenTelemetry collector (docs/monitoring.md). Needs the extra `otel`."""
+
+    endpoint: Text | None = None
+    """The collector's address for traces. Without it, traces are sent where OTEL_EXPORTER_OTLP_ENDPOINT says, if it is
+    set."""
+
+    sample: Share = 0.01
+    """Of calls whose client sends no traceparent, the share that is traced. Others are traced as theirs says."""
+
+    max_calls_per_s: Positive = 50
+    """The most calls a second that are traced, in each worker. Agents that trace every call are the reason."""
+
+
 DEFAULT_PROFILE: Final = "a6000-mistral-7b"
 """Its costs are better than none, but the size of its KV cache says nothing of an engine."""
 
@@ -323,6 +338,7 @@ class Config(Section, frozen=True, kw_only=True):
     sessions: SessionsConfig = SessionsConfig()
     store: StoreConfig = StoreConfig()
     receipts: ReceiptsConfig = ReceiptsConfig()
+    tracing: TracingConfig = TracingConfig()
     models: tuple[ModelConfig, ...] = ()
     engines: tuple[EngineConfig, ...] = ()
     services: tuple[ServiceConfig, ...] = ()

@@ -25,6 +25,9 @@ log = structlog.get_logger(__name__)
 LIMITS = frozenset({"calls_per_s", "tokens_per_s", "max_running", "max_waiting"})
 """The keys of `[admission]` that limit each tenant. They change at once."""
 
+AT_THE_START = ("placement", "upstream", "sessions", "store", "receipts", "tracing")
+"""The sections that a start reads, and no reload."""
+
 NOT_LIMITS = frozenset(AdmissionConfig.__struct_fields__) - LIMITS
 
 
@@ -71,7 +74,7 @@ def config_change(before: Config, after: Config) -> ConfigChange:
             *(["tenants"] if tenants_change and guards_change else []),
             *_differing("admission", before.admission, after.admission, LIMITS),
             *_differing("log", before.log, after.log, {"level"}),
-            *(name for name in ("placement", "upstream", "sessions") for name in _section(name, before, after)),
+            *(key for name in AT_THE_START for key in _section(name, before, after)),
             *(name for name in ("models", "services") if getattr(before, name) != getattr(after, name)),
             *(f"engines.{was.name}.kv_tokens" for was, engine in both if was.kv_tokens != engine.kv_tokens),
         ),

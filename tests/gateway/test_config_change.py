@@ -66,6 +66,9 @@ def test_tenants_and_limits_change() -> None:
         ({"upstream": {"max_attempts": 1}}, "upstream.max_attempts"),
         ({"upstream": {"pass_response_headers": ["etag"]}}, "upstream.pass_response_headers"),
         ({"sessions": {"ttl_s": 1}}, "sessions.ttl_s"),
+        ({"store": {"path": "s.db"}}, "store.path"),
+        ({"receipts": {"max_bytes": 0}}, "receipts.max_bytes"),
+        ({"tracing": {"sample": 1.0}}, "tracing.sample"),
         ({"models": [{"name": "m"}]}, "models"),
     ],
 )

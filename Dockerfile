@@ -9,7 +9,7 @@ COPY backends backends
 COPY lab lab
 COPY gateway gateway
 RUN python -m venv /opt/plait \
-    && /opt/plait/bin/pip install --no-cache-dir --constraint constraints.txt ".[huggingface,postgresql]"
+    && /opt/plait/bin/pip install --no-cache-dir --constraint constraints.txt ".[huggingface,otel,postgresql]"
 
 FROM python:3.13-slim
 COPY --from=build /opt/plait /opt/plait

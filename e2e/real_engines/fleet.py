@@ -91,6 +91,7 @@ def new_gateway(
     tenants: Sequence[Mapping[str, Any]] = (),
     admission: Mapping[str, Any] | None = None,
     store: Mapping[str, Any] | None = None,
+    tracing: Mapping[str, Any] | None = None,
     probe_interval_s: float = 0.05,
     engine_fields: Mapping[str, Any] | None = None,
     patience: Mapping[str, Any] = PATIENCE,
@@ -111,6 +112,7 @@ def new_gateway(
         ],
         "engines": [{"name": one.name, "url": one.url, **(engine_fields or {})} for one in engines.values()],
         **({"tenants": list(tenants)} if tenants else {}),
+        **({} if tracing is None else {"tracing": tracing}),
         **({"store": dict(store)} if store else {}),
     }
     path = folder / f"{name}.toml"

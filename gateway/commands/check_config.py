@@ -175,11 +175,15 @@ async def _probed(gateway: Gateway, within_s: float) -> list[FleetEngine]:
     Returns the engines, with those that the gateway has found by DNS.
     """
     engines, awaited = gateway.kernel.router.engines, gateway.kernel.tokenizers.awaited
-    looked_at = gateway.kernel.router.comparisons.looked_at
+    looked_at, unexplained = gateway.kernel.router.comparisons.looked_at, gateway.kernel.monitor.unexplained
+
+    def have_said() -> bool:
+        return bool(engines) and all(_has_said(engine, looked_at, unexplained) for engine in engines.values())
+
     async with gateway.running():
         try:
             async with asyncio.timeout(within_s):
-                while not (engines and all(_has_said(engine, looked_at) for engine in engines.values())):  # noqa: ASYNC110
+                while not have_said():  # noqa: ASYNC110
                     await asyncio.sleep(LOOK_S)
                 while any(one.problem is None for one in awaited.values()):  # noqa: ASYNC110
                     await asyncio.sleep(LOOK_S)
@@ -194,14 +198,14 @@ def _base_models(gateway: Gateway) -> list[str]:
     return sorted({model.name for model in gateway.config.models} | {models.base(name) for name in models.names})
 
 
-def _has_said(engine: FleetEngine, looked_at: Collection[str]) -> bool:
+def _has_said(engine: FleetEngine, looked_at: Collection[str], unexplained: Collection[str]) -> bool:
     """Whether the probe of an engine is over.
 
-    The probe is over if the engine is down. Else a load balancer was looked for, and with an adapter the reported
-    tokenizer was compared with the gateway's; without one, the ids of `/tokenize` were.
+    The probe is over if the engine is down, and it is not `unexplained`. Else a load balancer was looked for, and with
+    an adapter the reported tokenizer was compared with the gateway's; without one, the ids of `/tokenize` were.
     """
     if engine.health.state is not HealthState.UP:
-        return engine.health.state is HealthState.DOWN
+        return engine.health.state is HealthState.DOWN and engine.address not in unexplained
     if engine.address not in looked_at:
         return False
     if engine.cache.kind is None:

@@ -130,6 +130,8 @@ class Monitor:
         self._on_change = on_change
         self._told: dict[str, tuple[str, float]] = {}  # the last logged reason of a failed probe, and its time
         self._hints: dict[str, str] = {}  # looked for once, until the engine answers
+        self.unexplained = set[str]()
+        """The addresses that are down, and whose hint is being looked for: their error is not whole yet."""
         self.on_ranks: Callable[[str, int], None] = lambda _address, _count: None
 
     def open(self) -> None:
@@ -256,7 +258,11 @@ class Monitor:
         for change in self._router.health.unreachable(engine.name, probe_cause(error), reason, hint or detail):
             self._on_change(change)
         if engine.name not in self._hints:
-            hint = self._hints[engine.name] = await requests.hint(error) or ""
+            self.unexplained.add(engine.name)
+            try:
+                hint = self._hints[engine.name] = await requests.hint(error) or ""
+            finally:
+                self.unexplained.discard(engine.name)
             if hint:
                 self._router.health.went_wrong(engine.name, reason, hint)
         self._tell(engine, self._first(engine).whole_error)

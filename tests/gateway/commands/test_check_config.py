@@ -15,16 +15,20 @@ from typing import cast
 import pytest
 
 import plait.gateway.commands.check_config
+from plait.backends.http.client import HttpClient
 from plait.backends.http.trust import SYSTEM_TRUST
 from plait.gateway.cli import main
-from plait.gateway.commands.check_config import not_offered
+from plait.gateway.commands.check_config import LOOK_S, not_offered
 from plait.gateway.config.sections import ModelConfig
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.fleet.health import HealthState
 from tests.backends.http.certificates import Authority, needs_openssl, self_signed, trusting
 from tests.backends.http.scripted_engine import full_backlog
+from tests.waiting import WITHIN_S
 
 ENGINE = '[[models]]\nname = "m"\ntokenizer = "embedded"\n[[engines]]\nname = "a"\nurl = "http://127.0.0.1:9"\n'
+PATIENT = f"[upstream]\nconnect_timeout_s = {WITHIN_S}\nprobe_timeout_s = {WITHIN_S}\n"
+PROBE = ("--probe", f"--probe-timeout-s={WITHIN_S}")
 
 
 @pytest.fixture
@@ -49,7 +53,7 @@ def test_an_engine_that_does_not_answer_is_shown(
 ) -> None:
     monkeypatch.setattr(plait.gateway.commands.check_config, "configure_logging", lambda *_words: None)
     config.write_text(ENGINE)
-    assert main(["check-config", "--config", str(config), "--probe"]) == 2
+    assert main(["check-config", "--config", str(config), *PROBE]) == 2
     printed = capsys.readouterr()
     assert "a: engine a cannot be reached: 127.0.0.1:9 refused the connection\n" in printed.out
     assert "1 engine of 1 cannot be used as configured" in printed.err
@@ -61,7 +65,7 @@ def test_an_address_that_does_not_answer_is_named(
     monkeypatch.setattr(plait.gateway.commands.check_config, "configure_logging", lambda *_words: None)
     with full_backlog() as port:
         config.write_text(f"[upstream]\nconnect_timeout_s = 0.05\n{ENGINE.replace(':9', f':{port}')}")
-        assert main(["check-config", "--config", str(config), "--probe"]) == 2
+        assert main(["check-config", "--config", str(config), *PROBE]) == 2
     said = rf"a: two probes in a row were not answered in time: 127\.0\.0\.1:{port} did not answer within 0\.0\d+ s\n"
     assert re.search(said, capsys.readouterr().out)
 
@@ -125,12 +129,31 @@ def test_what_is_wrong_with_tls_is_said(
     trusting(known.certificate, monkeypatch)
     monkeypatch.setattr(SYSTEM_TRUST, "_context", None)
     with server(tls_of(known)) as port:
-        config.write_text(ENGINE.replace("http://127.0.0.1:9", f"{scheme}://localhost:{port}"))
-        assert main(["check-config", "--config", str(config), "--probe"]) == 2
+        config.write_text(PATIENT + ENGINE.replace("http://127.0.0.1:9", f"{scheme}://localhost:{port}"))
+        assert main(["check-config", "--config", str(config), *PROBE]) == 2
     printed, logged = capsys.readouterr()
     (said,) = (line for line in printed.splitlines() if line.startswith("a: "))
     assert problem in said
     assert "1 engine of 1 cannot be used as configured" in logged
+
+
+@needs_openssl
+def test_a_hint_that_comes_after_several_looks_is_said(
+    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another handshake gives it, when the engine is known to be down already."""
+    monkeypatch.setattr(plait.gateway.commands.check_config, "configure_logging", lambda *_words: None)
+    speaks_tls = HttpClient.speaks_tls
+
+    async def late(client: HttpClient) -> bool:
+        await asyncio.sleep(3 * LOOK_S)
+        return await speaks_tls(client)
+
+    monkeypatch.setattr(HttpClient, "speaks_tls", late)
+    with server(Authority(config.parent / "known").server()) as port:
+        config.write_text(PATIENT + ENGINE.replace(":9", f":{port}"))
+        assert main(["check-config", "--config", str(config), *PROBE]) == 2
+    assert "its port speaks TLS" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

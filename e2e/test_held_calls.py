@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from typing import Any, TypeVar
 
 import anthropic
 import httpx
 import pytest
 
 from e2e.sdk import asking, async_client
-from e2e.server_process import NO_TLS, eventually
+from e2e.server_process import NO_TLS, Server, eventually
 from e2e.servers import Fleet, Launcher
 from tests.waiting import WITHIN_S
+
+Answer = TypeVar("Answer")
 
 BUSY_TOKENS = 50_000
 """The engine is busy with the answer before for longer than a test lasts."""
@@ -23,12 +26,37 @@ LEAST_S = 10.0
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """A gateway that lets each tenant have one call on its engine at a time."""
+    """A gateway each of whose workers lets each tenant have one call on its engine at a time."""
     with Launcher(tmp_path_factory.mktemp("narrow")) as launch:
         engine = launch.engine("demo-1", time_scale=1)
         fleet = Fleet(launch.gateway([engine], admission={"max_running": 1}), {engine.name: engine})
         fleet.start()
         yield fleet
+
+
+async def keeping_busy(gateway: Server, ask: Callable[[], Coroutine[Any, Any, Answer]]) -> list[asyncio.Task[Answer]]:
+    """A running call in each worker: with `max_running = 1` each may have one (docs/scaling.md).
+
+    A call that waits has come to a worker that has one. Its connection is closed, and the next call has another.
+    """
+    running = list[asyncio.Task[Answer]]()
+    runs = waits = False
+
+    def has_come() -> bool:
+        nonlocal runs, waits
+        runs = gateway.metric("plait_engine_outstanding_calls") == len(running) + 1
+        waits = gateway.metric("plait_waiting_calls") == 1
+        return runs or waits
+
+    while len(running) < gateway.processes:
+        call = asyncio.create_task(ask())
+        await asyncio.to_thread(eventually, has_come)
+        if runs:
+            running.append(call)
+        else:
+            call.cancel()
+            await asyncio.to_thread(eventually, lambda: gateway.metric("plait_waiting_calls") == 0)
+    return running
 
 
 async def raw(fleet: Fleet, told: asyncio.Event) -> tuple[dict[str, str], str]:
@@ -80,25 +108,25 @@ async def test_a_whole_answer_that_waits_longer_than_it_may_comes_when_the_sdk_a
         await asyncio.to_thread(Fleet(gateway, {engine.name: engine}).start)
         async with async_client(gateway, max_retries=2) as client:
             busy = asking("busy", max_tokens=200, extra_body={"ignore_eos": True})
-            first = asyncio.create_task(client.chat.completions.create(**busy))
-            await asyncio.to_thread(eventually, lambda: gateway.metric("plait_engine_outstanding_calls") == 1)
+            first = await keeping_busy(gateway, lambda: client.chat.completions.create(**busy))
             answer = await client.chat.completions.create(**asking("patient"))
             assert answer.usage is not None
-            await first
+            await asyncio.gather(*first)
         assert gateway.metric("plait_refusals_total", code="waiting") >= 1
 
 
 async def test_a_stream_that_waits_is_told_so_and_sdks_read_it_like_any_other(narrow: Fleet) -> None:
     async with async_client(narrow.gateway) as client:
         endless = asking("busy", max_tokens=BUSY_TOKENS, stream=True, extra_body={"ignore_eos": True})
-        busy = await client.chat.completions.create(**endless)
+        busy = await keeping_busy(narrow.gateway, lambda: client.chat.completions.create(**endless))
         told = asyncio.Event()
         told_so = asyncio.create_task(raw(narrow, told))
         others = [asyncio.create_task(ask(narrow)) for ask in (by_openai, by_anthropic, by_openai_whole)]
         await asyncio.to_thread(eventually, lambda: narrow.gateway.metric("plait_waiting_calls") == 1 + len(others))
         await asyncio.sleep(LEAST_S)
         await told.wait()
-        await busy.close()
+        for stream in await asyncio.gather(*busy):
+            await stream.close()
         headers, text = await told_so
         answers = await asyncio.gather(*others)
         assert answers == [await ask(narrow) for ask in (by_openai, by_anthropic, by_openai_whole_at_once)]

@@ -18,7 +18,7 @@ import pytest
 from e2e.faults.fleet import ScriptedEngine, ScriptedServer
 from e2e.faults.raw_client import CHAT, Answer, Client
 from e2e.faults.verdicts import is_good, signs_of_life
-from e2e.faults.watching import Watch
+from e2e.faults.watching import POLL_S, Watch
 from e2e.servers import PATIENT, Launcher
 from tests.waiting import WITHIN_S
 
@@ -32,8 +32,8 @@ SILENCES_S: Final = (9.0, 30.0, *((120.0,) if "PLAIT_NIGHTLY" in os.environ else
 class Case:
     """So many streams are silent. `others` says that other calls go on beside them, and `grammar` that they have one.
 
-    The engines count what they compute if they have `metrics`. If it `hangs`, one of them computes nothing from the
-    first second on.
+    The engines count what they compute if they have `metrics`. If it `hangs`, the one that has the stream computes
+    nothing any more.
     """
 
     name: str
@@ -126,8 +126,10 @@ async def _run(case: Case, engines: Sequence[ScriptedEngine], client: Client, wa
 
 async def _hang(engines: Sequence[ScriptedEngine], watch: Watch) -> float | None:
     """The engine that has the stream computes nothing any more. Returns after how many seconds it is out."""
-    await asyncio.sleep(1.0)
-    (stuck,) = [engine for engine in engines if (await engine.stats())["open"]]
+    async with asyncio.timeout(WITHIN_S):
+        while not (having := [engine for engine in engines if (await engine.stats())["open"]]):  # noqa: ASYNC110
+            await asyncio.sleep(POLL_S)
+    (stuck,) = having
     await stuck.set_mode("hang_request")
     return await watch.until(lambda: watch.is_out(stuck.name))
 

@@ -80,7 +80,7 @@ class Engine:
                 num_blocks=setup.blocks,
                 kv_cache_tensors=tensors(setup.blocks * setup.block_tokens),
                 kv_cache_groups=groups,
-                **_retention(setup.interval),
+                **_retention(setup),
             ),
             structured_output_manager=StructuredOutputManager(config),
             block_size=lcm(*sizes),
@@ -291,13 +291,13 @@ def _computed_before(output: Any, name: str) -> int:
     return int(cached.num_computed_tokens[cached.req_ids.index(name)])
 
 
-def _retention(interval: int | None) -> dict[str, int | None]:
-    """Before 0.30, an environment variable has the interval."""
+def _retention(setup: Setup) -> dict[str, int | None]:
+    """Before 0.30, an environment variable has the interval, which is refused if no group goes by it."""
     if "prefix_cache_retention_interval" in {one.name for one in fields(KVCacheConfig)}:
-        return {"prefix_cache_retention_interval": interval}
+        return {"prefix_cache_retention_interval": setup.interval}
     os.environ.pop("VLLM_PREFIX_CACHE_RETENTION_INTERVAL", None)
-    if interval is not None:
-        os.environ["VLLM_PREFIX_CACHE_RETENTION_INTERVAL"] = str(interval)
+    if setup.groups and setup.interval is not None:
+        os.environ["VLLM_PREFIX_CACHE_RETENTION_INTERVAL"] = str(setup.interval)
     return {}
 
 

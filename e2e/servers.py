@@ -16,6 +16,7 @@ from e2e.ports import free_port
 from e2e.server_process import WORKERS, Server, eventually
 from e2e.several_gateways import PEER_KEY, SECRET, Gateways
 from plait.gateway.config.sections import UpstreamConfig
+from plait.gateway.fleet.booking import UNHEARD_S
 from tests.waiting import SLOWNESS, WITHIN_S
 
 GATEWAYS = int(os.environ.get("PLAIT_TEST_GATEWAYS", "1"))
@@ -27,6 +28,8 @@ PATIENCE = {"connect_timeout_s": WITHIN_S, "probe_timeout_s": WITHIN_S, "hang_ti
 DEFAULTS: Mapping[str, Any] = asdict(UpstreamConfig())
 PATIENT = {**DEFAULTS, **{name: SLOWNESS * DEFAULTS[name] for name in PATIENCE}}
 """The default limits for engines, on a machine of this speed."""
+PATIENT["hang_timeout_s"] = min(PATIENT["hang_timeout_s"], UNHEARD_S / 2)
+"""An engine that hangs has to be found before its calls are given up, whatever the machine's speed."""
 
 
 class Launcher:

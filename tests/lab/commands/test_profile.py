@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -17,9 +18,12 @@ from plait.lab.profiling.profile_fit import Point
 from plait.lab.profiling.profile_plan import FULL, QUICK, Effort, Kind, Limits, chunks, plan
 from plait.lab.profiling.profiler import Measured
 from plait.lab.profiling.tier_loads import Loaded
+from plait.policy.costs.cost_model import CostModel, PiecewiseLinear
 
 LIMITS = Limits(16_384, 2048, 50_000)
 MODEL = load_profile("a6000-mistral-7b").cost_model()
+STEPS = replace(MODEL, with_prompts=PiecewiseLinear(((1, 0.058), (900, 0.058)), 3.2e-5))
+"""Decodes are CUDA graphs, and prompts are none."""
 
 
 class Probe:
@@ -45,6 +49,7 @@ class Probe:
 class Profiler:
     """Measures exactly what a cost model says."""
 
+    model: CostModel = MODEL
     efforts: Sequence[Effort] = ()
 
     def __init__(
@@ -59,7 +64,9 @@ class Profiler:
             call = (trial.new_tokens, trial.context_tokens)
             iterations = chunks(*call, 2048) if trial.kind is not Kind.DECODE else ((call,) * trial.batch,)
             prompt_tokens = 0 if trial.kind is Kind.DECODE else sum(call)
-            points.append(Point(trial.kind, iterations, sum(map(MODEL.iteration_time_s, iterations)), prompt_tokens))
+            points.append(
+                Point(trial.kind, iterations, sum(map(self.model.iteration_time_s, iterations)), prompt_tokens)
+            )
         return Measured(points, len(points), None)
 
 
@@ -91,6 +98,20 @@ def test_the_profile_goes_to_the_file_and_the_report_to_stderr(
     assert "relative error" in streams.err
     assert f"plait engine --profile {out}" in streams.err
     assert Profiler.efforts == (QUICK,)
+
+
+def test_the_file_tells_iterations_with_prompts_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Profiler, "model", STEPS)
+    out = tmp_path / "steps.toml"
+    assert main(["profile", "--engine", "http://e:1", "--quick", "--out", str(out)]) == 0
+    written = load_profile(str(out))
+    assert written.with_prompts is not None
+    assert written.with_prompts.knots[0][1] > 1.5 * written.forward.knots[0][1]
+    works = ([(1, 100)], [(300, 0)], [(700, 6_000)])
+    found, own = written.cost_model(), STEPS
+    assert [found.iteration_time_s(work) for work in works] == pytest.approx(
+        [own.iteration_time_s(work) for work in works], rel=0.02
+    )
 
 
 def test_without_a_file_it_goes_to_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

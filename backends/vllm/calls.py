@@ -189,13 +189,15 @@ class VllmFacts:
         """The deepest end that a call will leave within its first `tokens`; 0: none.
 
         vLLM keeps what a hit needs at each interval, at the end of the prompt, and at the end of the longer prefix that
-        the call has found in full attention only.
+        the call has found in full attention only. The state of a prompt of whole blocks may be that of all its tokens,
+        which only a longer call can hit: before 0.32 it always is.
         """
+        last = call.prompt_tokens - 1 if self.shares_in_iteration else call.prompt_tokens
         if call.waits:
             junction = ends.leading(call.block_hashes, call.prompt_tokens - 1)
         else:
             junction = getattr(self._scheduler.requests[call.call_id], "shared_prefix_boundary", 0)
-        left = [one // ends.align_tokens * ends.align_tokens for one in (call.prompt_tokens - 1, junction)]
+        left = [one // ends.align_tokens * ends.align_tokens for one in (last, junction)]
         if ends.interval_tokens:
             left.append(tokens // ends.interval_tokens * ends.interval_tokens)
         return max((end for end in left if end <= tokens), default=0)

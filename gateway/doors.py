@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
@@ -40,9 +40,6 @@ class Guest:
 
     What it needs of other guests it takes from the `House`, when it is made or when it starts.
     """
-
-    needs: ClassVar[frozenset[str]] = frozenset()
-    """The names of the guests without which it cannot be."""
 
     # Routes: those of calls with what makes calls of their requests, and those of its own.
 

@@ -24,7 +24,7 @@ from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_answers import OpenAnswers
 from plait.gateway.calls.records import CallLog, CallRecords, Reader
 from plait.gateway.calls.relay import Accompany, Relay, ToldBy
-from plait.gateway.calls.routes import CallRoute, CallRoutes
+from plait.gateway.calls.routes import ROUTES, CallRoute, CallRoutes
 from plait.gateway.calls.tokenizer_metrics import TokenizerCollector
 from plait.gateway.config.sections import Config
 from plait.gateway.config.server import ServerConfig
@@ -85,7 +85,7 @@ class Kernel:
         self.gate = Gate(self.admission, config.admission.hold_s)
         self.relay = self._new_relay()
         self.bodies = new_bodies(config.server, workers)
-        self.calls = CallRoutes()
+        self.calls = CallRoutes(ROUTES)
         self.refusals = Refusals(
             self.records, self.metrics, self.gate, self.router.models, self.keys,
             calls=self.calls, root_path=config.server.root_path,

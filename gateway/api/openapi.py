@@ -71,7 +71,8 @@ def document(version: str, calls: Collection[CallRoute], routes: Iterable[BaseRo
         paths.setdefault(call.path, {})["post"] = _called(call)
     for route in own:
         path = route.path.replace(":path}", "}")
-        paths.setdefault(path, {})[route.method.lower()] = _operation_of(path, route)
+        for method, summary in route.summaries.items():
+            paths.setdefault(path, {})[method.lower()] = _operation_of(path, summary, route)
     bearer = {"type": "http", "scheme": "bearer"}
     encoded = msgspec.json.encode(
         {
@@ -106,11 +107,10 @@ def _called(call: CallRoute) -> Json:
     return {**operation, "requestBody": _json(KINDS.get(call.path, ForwardedRequest), call.example)}
 
 
-def _operation_of(path: str, route: OwnRoute) -> Json:
+def _operation_of(path: str, summary: str, route: OwnRoute) -> Json:
     """The operation of a route that is no call's."""
-    taken = {f"plait-{name.replace('_', '-')}" for name in route.annotations or ()}
-    named = REQUEST_HEADERS if route.annotations is not None else ()
-    operation = _operation(path, route.summary, [name for name in named if name in taken], route.tells)
+    taken = {f"plait-{name.replace('_', '-')}" for name in route.annotations}
+    operation = _operation(path, summary, [name for name in REQUEST_HEADERS if name in taken], route.tells)
     return operation if route.body is None else {**operation, "requestBody": _json(route.body, route.example)}
 
 

@@ -159,8 +159,7 @@ class About:
         self.routes = [
             OwnRoute("GET", "/", self._page, "A page for people; leads to the live view where there is an admin API"),
             OwnRoute("GET", "/version", self._version, "The gateway's version"),
-            OwnRoute("GET", "/ping", self._ping, "Whether the gateway runs"),
-            OwnRoute("POST", "/ping", self._ping, "Whether the gateway runs"),
+            OwnRoute("GET", "/ping", self._ping, "Whether the gateway runs", also={"POST": "Whether the gateway runs"}),
             OwnRoute("GET", "/load", self._load, "Calls on engines"),
             OwnRoute("GET", "/get_model_info", self._model_info, "The model that a request without a model gets"),
             OwnRoute("GET", "/openapi.json", self._openapi, "This document"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -10,10 +11,10 @@ from starlette.routing import Route
 
 
 class OwnRoute(Route):
-    """One `method` of a path. `body` is the type of its JSON body, of which `example` is one.
+    """One `method` of a path, and `also` others with their summaries.
 
-    `annotations` are those that its requests may have, `tells` the headers of Plait's that its answers may have; None:
-    it has nothing to do with calls.
+    `body` is the type of its JSON body, of which `example` is one. `annotations` are those that its requests may have,
+    `tells` the headers of Plait's that its answers may have.
     """
 
     def __init__(
@@ -25,12 +26,12 @@ class OwnRoute(Route):
         *,
         body: type[msgspec.Struct] | None = None,
         example: Mapping[str, object] | None = None,
-        annotations: Collection[str] | None = None,
+        annotations: Collection[str] = (),
         tells: Collection[str] = (),
+        also: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        super().__init__(path, endpoint, methods=[method])
-        self.method = method
-        self.summary = summary
+        self.summaries = {method: summary, **also}
+        super().__init__(path, endpoint, methods=[*self.summaries])
         self.body = body
         self.example = example
         self.annotations = annotations

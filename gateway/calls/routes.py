@@ -7,7 +7,7 @@ gateway does not know its prompt. Guests bring further routes (`gateway/doors.py
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -53,6 +53,9 @@ class CallRoute:
 
     has_websocket: bool = False
     """Whether the API that it belongs to has WebSockets, so that clients ask for one."""
+
+    owns_below: bool = False
+    """Whether every path below it belongs to its API, which writes errors in a form of its own."""
 
     def check(self, annotations: Annotations) -> None:
         """Raises `CallerError` for annotations that need the answer's text, which is not read on this route."""
@@ -103,17 +106,14 @@ ROUTES: Final[Mapping[str, CallRoute]] = {
 
 
 class CallRoutes(dict[str, CallRoute]):
-    """All routes of calls, by path: the kernel's, and those of `guests`."""
-
-    def __init__(self, guests: Iterable[CallRoute] = ()) -> None:
-        super().__init__(ROUTES)
-        self.update({route.path: route for route in guests})
+    """Routes of calls, by path."""
 
     def errors_of(self, path: str) -> ApiErrors:
-        """How the path's API writes errors: that of the nearest path at or above it, else OpenAI's completions."""
-        while path and path not in self:
-            path = path.rpartition("/")[0]
-        return self[path].form.errors if path else COMPLETION_ERRORS
+        """How the path's API writes errors: as OpenAI's completions do, unless the path is another API's."""
+        route = self.get(path)
+        if route is None:
+            route = next((one for one in self.values() if one.owns_below and path.startswith(f"{one.path}/")), None)
+        return COMPLETION_ERRORS if route is None else route.form.errors
 
 
 class ForwardedRequest(Request, frozen=True, kw_only=True):

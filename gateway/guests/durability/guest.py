@@ -14,9 +14,7 @@ from plait.gateway.guests.store.store import Store
 
 
 class DurabilityGuest(Guest):
-    """Offers the records of sessions and responses. Needs a `Store`."""
-
-    needs = frozenset(("programs", "responses"))
+    """Offers the records of sessions and responses. Needs a `Store`, and when it starts, programs and responses."""
 
     def __init__(self, house: House) -> None:
         self._house = house

@@ -207,7 +207,7 @@ class StatusApi:
 
 
 def fingerprint(secret: bytes) -> str:
-    """Eight digits that gateways with the same secret have in common."""
+    """Eight digits that gateways with the same secret have in common, also with those of 0.2.0."""
     return digest(digest(secret, b"plait-thoughts", sha512), b"fingerprint", sha512).hex()[:8]
 
 

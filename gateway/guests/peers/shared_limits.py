@@ -27,9 +27,6 @@ class SharedLimits(Fellow):
         self._membership = membership
         self._forwarding = forwarding
         self._kernel = kernel
-        self._router = kernel.router
-        self._admission = kernel.admission
-        self._terms = kernel.terms
         self._sessions = sessions
 
     def begin(self) -> None:
@@ -43,19 +40,19 @@ class SharedLimits(Fellow):
 
     def members_changed(self) -> None:
         peers = self._membership.peers
-        self._terms.share(peers.count, peers.index)
+        self._kernel.terms.share(peers.count, peers.index)
         self._forwarding.part()
 
     def is_used(self, tenant: str, session: str) -> bool:
         return self._sessions is not None and self._sessions.has(tenant, session)
 
     def needs(self) -> Mapping[str, Need]:
-        return needs(self._admission, self._terms, self._router)
+        return needs(self._kernel.admission, self._kernel.terms, self._kernel.router)
 
     def parts_changed(self) -> None:
-        self._admission.limits_changed(loop_time_s())
+        self._kernel.admission.limits_changed(loop_time_s())
 
     def part(self, model: str) -> float:
         """The gateway's part of the engines' caches for a model."""
-        found = part_of_engines(model, self._router, self._membership.parts)
+        found = part_of_engines(model, self._kernel.router, self._membership.parts)
         return 1 / self._membership.peers.count if found is None else found

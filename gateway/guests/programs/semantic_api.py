@@ -142,8 +142,9 @@ class SemanticApi:
         self._keep_alive_s = keep_alive_s
         self.routes = [
             _taken("/v1/sessions", self._open, "Open a session", SessionBody),
-            OwnRoute("GET", "/v1/sessions/{session_id}", self._session, "A session"),
-            OwnRoute("DELETE", "/v1/sessions/{session_id}", self._session, "Delete a session"),
+            OwnRoute(
+                "GET", "/v1/sessions/{session_id}", self._session, "A session", also={"DELETE": "Delete a session"}
+            ),
             OwnRoute(
                 "POST", "/v1/sessions/{session_id}/close", self._close, "Say that no more calls of a session come"
             ),

@@ -71,7 +71,7 @@ class ExplainApi:
             raise CallerError(f"path: {given.path} is no route of calls.", param="path")
         headers = [(name.lower().encode("latin-1", "replace"), value.encode()) for name, value in given.headers.items()]
         path, fields = given.path, given.body
-        translation = TRANSLATIONS.get(given.path)
+        translation = TRANSLATIONS.get(given.path) or TRANSLATIONS.get(given.path.rpartition("/")[0])  # a count
         if translation is not None:
             path, fields = CHAT_PATH, translation.to_chat(fields)
         body = msgspec.json.encode(fields)

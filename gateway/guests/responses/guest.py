@@ -13,9 +13,7 @@ from plait.gateway.others import Others, ResponsesHere
 
 
 class ResponsesGuest(Guest):
-    """Offers `StoredResponses`, and says which responses are here."""
-
-    needs = frozenset(("programs", "translation"))
+    """Offers `StoredResponses`, and says which responses are here. Needs programs and translation."""
 
     def __init__(self, house: House) -> None:
         kernel, limits = house.kernel, house.kernel.config.sessions

@@ -14,9 +14,7 @@ LOOK_S: Final = 1.0
 
 
 class TracingGuest(Guest):
-    """Sends spans to `[tracing] endpoint`. Its record of an ended call is the receipt."""
-
-    needs = frozenset(("receipts",))
+    """Sends spans to `[tracing] endpoint`. Its record of an ended call is the receipt, so it needs receipts."""
 
     def __init__(self, house: House) -> None:
         try:

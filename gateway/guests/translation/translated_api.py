@@ -63,6 +63,7 @@ MESSAGE_ROUTES: Final = {
             "Answer in Anthropic's Messages API",
             {"model": "demo", "messages": MESSAGES, "max_tokens": 16},
             names_answer=NamedAnswer,
+            owns_below=True,
         ),
         CallRoute(
             COUNT_PATH,

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from starlette.routing import Route
 
+from plait.backends.protocol.api_errors import COMPLETION_ERRORS
 from plait.gateway.api.error_answers import UnknownPath
 from plait.gateway.api.own_route import OwnRoute
 from plait.gateway.app import Gateway
@@ -120,3 +121,17 @@ async def test_pages_of_the_configured_origins_may_call() -> None:
         assert "access-control-allow-origin" not in other.headers
         own = await http.get("/v1/models", headers={"origin": "https://app.example"})
         assert "plait-engine" in own.headers["access-control-expose-headers"]
+
+
+def test_errors_have_the_form_of_the_api_that_owns_the_path() -> None:
+    of_messages = ROUTES["/v1/messages"].form.errors
+    assert ROUTES.errors_of("/v1/messages/batches/1") is of_messages
+    for path in ("/v1/messagesx", "/v1/responses/r1", "/v1/none", "/", "", "/" * 60_000):
+        assert ROUTES.errors_of(path) is COMPLETION_ERRORS
+    assert ROUTES.errors_of("/v1/responses") is ROUTES["/v1/responses"].form.errors
+
+
+async def test_all_methods_of_a_path_are_allowed() -> None:
+    async with client() as http:
+        allowed = [(await http.options(path)).headers["allow"] for path in ("/ping", "/v1/sessions/s")]
+    assert [sorted(one.split(", ")) for one in allowed] == [["GET", "HEAD", "POST"], ["DELETE", "GET", "HEAD"]]

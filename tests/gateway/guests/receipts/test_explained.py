@@ -97,6 +97,8 @@ async def test_what_would_be_without_an_engine(*, by_query: bool) -> None:
         ("/v1/completions", {"model": "m", "prompt": PREFIX}),
         ("/v1/messages", {**BODY, "max_tokens": 5}),
         ("/v1/responses", {"model": "m", "input": PREFIX}),
+        ("/v1/responses/input_tokens", {"model": "m", "input": PREFIX}),
+        ("/v1/messages/count_tokens", {**BODY, "max_tokens": 5}),
         ("/v1/embeddings", {"model": "m", "input": PREFIX}),
     ],
 )

@@ -78,6 +78,7 @@ BROAD_EXCEPT: dict[str, str] = {
     "gateway/membership/tokenizer_search.py: _from_cache": (
         "libraries raise what they like for files that are no tokenizer"
     ),
+    "gateway/guests/tracing/exporter.py: _send": "a defect in one record must not end the thread for all others",
     "gateway/membership/hub_downloads.py: _try": "libraries raise what they like for files that are no tokenizer",
     "gateway/membership/hub_downloads.py: without_panic": "a panic in Rust is no Exception: it would end a task",
     "client/native.py: compute": "a program's own function may raise anything: then its variable fails with it",

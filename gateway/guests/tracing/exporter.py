@@ -75,8 +75,12 @@ class SpanExporter(Collector):
             self._send([ended for ended in batch if ended is not None])
 
     def _send(self, batch: list[EndedCall | EndedProgram]) -> None:
-        spans = [span for ended in batch for span in spans_of(ended, self._resource)]
-        is_away = bool(spans) and self._sent.export(spans) is not SpanExportResult.SUCCESS
+        try:
+            spans = [span for ended in batch for span in spans_of(ended, self._resource)]
+            is_away = bool(spans) and self._sent.export(spans) is not SpanExportResult.SUCCESS
+        except Exception:  # a defect in one record must not end the thread
+            log.exception("spans are dropped")
+            is_away = True
         self.dropped += len(batch) if is_away else 0
         if is_away and not self._is_away:
             log.warning("no collector takes spans, they are dropped", dropped=self.dropped)

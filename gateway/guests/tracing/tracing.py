@@ -12,6 +12,7 @@ from plait.gateway.asgi import Headers
 from plait.gateway.calls.call import NO_SLOT
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.config.sections import TracingConfig
+from plait.gateway.guests.programs.core.session import Session
 from plait.gateway.guests.programs.core.sessions import Sessions
 from plait.gateway.guests.receipts.receipts import Receipts
 from plait.gateway.guests.tracing.context import Parent, digest, parent_of, with_parent
@@ -20,7 +21,7 @@ from plait.gateway.timer import loop_time_s
 from plait.policy.programs.request_graph import CLIENT
 
 QUIET_S: Final = 30.0
-"""A program whose calls have ended for this long is over, unless its session ends before."""
+"""A program is over when its session has ended, or has had no call for this long."""
 
 
 @dataclass(slots=True)
@@ -38,8 +39,7 @@ class Tracing:
     """Decides which calls are traced. `add` gets the records of those that have ended.
 
     `sessions` are those of programs; None: there are none. `label` turns a tenant into the name that operators see,
-    `engine` finds an engine's software,
-    host and port.
+    `engine` finds an engine's software, host and port.
     """
 
     def __init__(
@@ -106,15 +106,10 @@ class Tracing:
         """A traced call has ended."""
         asked, receipt = delivery.asked, self._receipts.of(delivery)
         engines = {choice.engine: self._engine(choice.engine) for choice in receipt.choices}
-        inputs: list[int] = []
-        if asked.slot is not NO_SLOT and asked.session is not None:
-            program = self._programs.get((asked.tenant, asked.session))
-            if program is not None:
-                program.began_s, program.ended_s = min(program.began_s, receipt.at), time()
-            inputs = [
-                digest(call.trace_id, made_by)
-                for made_by in self._makers(asked.tenant, asked.session, asked.call.call_id)
-            ]
+        program = self._programs.get((asked.tenant, asked.session or ""))
+        if program is not None:
+            program.began_s, program.ended_s = min(program.began_s, receipt.at), time()
+        makers = [] if program is None else self._makers(asked.tenant, asked.session or "", asked.call.call_id)
         self._add(
             EndedCall(
                 receipt,
@@ -125,25 +120,29 @@ class Tracing:
                 asked.turn_of,
                 engines,
                 asked.slot.output,
-                inputs,
+                [digest(call.trace_id, made_by) for made_by in makers],
             )
         )
 
     def _makers(self, tenant: str, session_id: str, call_id: str) -> list[str]:
         """The calls that made the inputs of one."""
-        owner = None if self._sessions is None else self._sessions.tenants.get(tenant)
-        session = None if owner is None else owner.sessions.get(session_id)
+        session = self._session(tenant, session_id)
         held = None if session is None else session.calls.get(call_id)
         if session is None or held is None:
             return []
         made_by = [session.graph.producer(name) for name in held.inputs]
         return [one for one in made_by if one is not None and one != CLIENT]
 
+    def _session(self, tenant: str, session_id: str) -> Session | None:
+        owner = None if self._sessions is None else self._sessions.tenants.get(tenant)
+        return None if owner is None else owner.sessions.get(session_id)
+
     def look(self, *, all_of_them: bool = False) -> None:
         """Tell of the programs that are over."""
         for (tenant, session_id), program in list(self._programs.items()):
-            is_open = self._sessions is not None and self._sessions.has(tenant, session_id)
-            if all_of_them or not is_open or time() - program.ended_s > QUIET_S:
+            session = self._session(tenant, session_id)
+            is_quiet = session is None or (session.is_idle and time() - program.ended_s > QUIET_S)
+            if all_of_them or is_quiet:
                 del self._programs[tenant, session_id]
                 self._add(
                     EndedProgram(

@@ -1,4 +1,4 @@
-"""No text of a request is in the log, metrics, the live page or receipts: a marker is in each field, valid or wrong.
+"""No text of a request is told in logs, metrics, receipts, spans or the live page: a marker is in each field.
 
 Only an engine's own words, which may quote a prompt, are in operators' receipts. Names are told: of sessions and
 variables, request ids, models that are served, and in receipts and on the live page of agents.
@@ -15,10 +15,12 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import pytest
+from opentelemetry.sdk.resources import Resource
 from structlog.testing import capture_logs
 
 from plait.gateway.guests.receipts.receipts import Receipts
 from plait.gateway.guests.receipts.view import shown
+from plait.gateway.guests.tracing.spans import EndedCall, spans_of
 from plait.gateway.metrics import exposition
 from tests.gateway.api.served_gateway import ANSWER, CHAT, EngineAnswer, Reply, Served, request
 from tests.gateway.guests.receipts.asked_gateway import fleet, get
@@ -178,7 +180,12 @@ class Watched:
             "answer's receipt": told,
             "receipt": repr([shown(receipt) for receipt in receipts]),
             "operators' receipt": repr([shown(receipt, str) for receipt in receipts]),
-        }
+            "spans": repr([
+                (span.name, span.attributes)
+                for receipt in receipts
+                for span in spans_of(EndedCall(receipt, 1, 2, 3, "tenant", "", {}), Resource.create({}))
+            ]),
+        }  # fmt: skip
         self.logs.clear()
         return [place for place, text in found.items() if MARK in text]
 

@@ -18,6 +18,7 @@ from plait.gateway.api.own_route import OwnRoute
 from plait.gateway.guests.receipts.receipt import Receipt
 from plait.gateway.guests.receipts.receipts import Receipts
 from plait.gateway.guests.receipts.view import Fields, shown
+from plait.gateway.guests.receipts.words import sentences
 from plait.gateway.others import ADMIN_KEY, API_KEYS, Checked, Forwarded, Others, is_of_peer
 
 PATH: Final = "/v1/receipts"
@@ -85,7 +86,8 @@ class ReceiptsApi:
             if receipt.request_id == request_id[:128] and (found is None or receipt.at > found.at):
                 found = receipt
         if found is not None:
-            return _json(shown(found, self._label))
+            fields = shown(found, self._label)
+            return _json({**fields, "sentences": list(sentences(fields))})
         target = f"{ADMIN_PATH}/{quote(request_id, safe='')}"
         for body in await self._elsewhere(request, target, Checked(ADMIN_KEY)):
             return Response(body, media_type="application/json")

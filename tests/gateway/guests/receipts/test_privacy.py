@@ -20,6 +20,7 @@ from structlog.testing import capture_logs
 
 from plait.gateway.guests.receipts.receipts import Receipts
 from plait.gateway.guests.receipts.view import shown
+from plait.gateway.guests.receipts.words import sentences
 from plait.gateway.guests.tracing.spans import EndedCall, spans_of
 from plait.gateway.metrics import exposition
 from tests.gateway.api.served_gateway import ANSWER, CHAT, EngineAnswer, Reply, Served, request
@@ -180,6 +181,7 @@ class Watched:
             "answer's receipt": told,
             "receipt": repr([shown(receipt) for receipt in receipts]),
             "operators' receipt": repr([shown(receipt, str) for receipt in receipts]),
+            "sentences on the live page": repr([list(sentences(shown(receipt, str))) for receipt in receipts]),
             "spans": repr([
                 (span.name, span.attributes)
                 for receipt in receipts
@@ -292,6 +294,6 @@ async def test_names_of_agents_are_in_receipts_and_on_the_live_page() -> None:
         await asyncio.sleep(TOLD_AFTER_S)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
-    assert set(found) == {"answer's receipt", "receipt", "operators' receipt"}
+    assert set(found) == {"answer's receipt", "receipt", "operators' receipt", "sentences on the live page"}
     assert (shown(receipt)["agent"], shown(receipt)["parent_agent"]) == (f"{MARK}/child", MARK)
     assert f'"agent":"{MARK}/child","parent_agent":"{MARK}"'.encode() in seen.live

@@ -11,6 +11,7 @@ import pytest
 
 from plait.gateway.guests.receipts.receipts import Receipts
 from plait.gateway.guests.receipts.told import MOST_BYTES
+from plait.gateway.guests.receipts.words import sentences
 from tests.gateway.api.served_gateway import CHAT, SECRET, Served, request
 from tests.gateway.guests.receipts.asked_gateway import PREFIX, answer, fleet, get, receipt, receipt_of, reply, said
 from tests.waiting import WITHIN_S
@@ -51,6 +52,16 @@ async def test_an_answered_call() -> None:
     assert attempt["margin_s"] == pytest.approx(min(one["cost_s"] for one in others) - attempt["cost_s"], abs=2e-6)
     assert 0 <= attempt["placed_s"] <= attempt["sent_s"] <= found["e2e_s"]
     assert (found["waits"], found["moves"], found["refusal"]) == ([], [], None)
+
+
+async def test_operators_get_the_sentences_too() -> None:
+    async with fleet("a", "b") as made:
+        made.answer = (200, answer(3))
+        found = await receipt_of(made, request(said(PREFIX)))
+        own = await receipt(made, found["request_id"], "one")
+    assert found["sentences"] == list(sentences(found))
+    assert any("tokens were cached (0 expected)" in sentence for sentence in found["sentences"])
+    assert "sentences" not in own
 
 
 async def test_a_tenant_sees_its_own_only() -> None:

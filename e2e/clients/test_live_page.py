@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -93,6 +94,9 @@ def test_it_has_no_barrier_and_the_keyboard_reaches_it(served: Served, page: Pag
     assert violations(page, axe) == []
     focusable = "[...document.querySelectorAll('[tabindex=\"0\"]')].filter((one) => one.checkVisibility())"
     assert page.evaluate(f"{focusable}.map((one) => one.id)") == ["live", "engines"]
+    page.evaluate(f"{ENDED}.click()")
+    page.eventually(SENTENCES)
+    assert violations(page, axe) == []
     assert page.complaints == []
 
 
@@ -136,6 +140,103 @@ def test_with_the_key_it_shows_engines_prefixes_and_calls(served: Served, page: 
 
     page.call("Page.reload")
     page.eventually("document.querySelectorAll('#calls tbody tr').length >= 5")
+
+
+IS_OPEN = "document.getElementById('opened').open"
+SENTENCES = "[...document.querySelectorAll('#sentences li')].map((line) => line.textContent)"
+ENDED = "document.querySelector('#calls tbody tr:not(.running) button:enabled')"
+
+
+def press(page: Page, key: str, code: int, text: str = "") -> None:
+    for kind in ("keyDown", "keyUp"):
+        given = {"text": text} if text and kind == "keyDown" else {}
+        page.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **given)
+
+
+def assert_it_says_what_came_of_a_call(page: Page) -> None:
+    page.eventually(SENTENCES, lambda lines: lines and any("It was answered with 200" in line for line in lines))
+    first = page.evaluate("document.querySelector('#facts dd').textContent")
+    assert re.fullmatch(r"[\d,]+ \([\d,]+ expected\) of [\d,]+ tokens", first)
+    lines = page.evaluate(SENTENCES)
+    assert any(line.startswith("It was placed on engine-") for line in lines)
+
+
+def test_a_call_opens_by_key(served: Served, page: Page) -> None:
+    page.open(f"{served.url}/#key={KEY}")
+    page.eventually("document.querySelectorAll('#calls tbody tr').length >= 20")
+    page.call("Emulation.setFocusEmulationEnabled", enabled=True)  # as of a window in front: focus has its events
+    page.eventually(f"{ENDED}?.focus(), document.activeElement.matches('#calls button')")
+    page.eventually("document.getElementById('left_out').textContent.startsWith('still')")
+    shown = page.evaluate("document.querySelector('#calls tbody').innerText")
+    index = "[...document.querySelectorAll('#calls tbody tr')].indexOf(document.activeElement.closest('tr'))"
+    place = page.evaluate(index)
+    press(page, "ArrowDown", 40)
+    assert page.evaluate(index) == place + 1
+    page.look(1.5)
+    assert page.evaluate("document.querySelector('#calls tbody').innerText") == shown, "rows move below the focus"
+
+    press(page, "Enter", 13, "\r")
+    assert_it_says_what_came_of_a_call(page)
+    assert page.evaluate("document.activeElement.id") == "close"
+    press(page, "Escape", 27)
+    page.eventually(f"!{IS_OPEN}")
+    assert page.evaluate(index) == place + 1, "the focus is where it was"
+    assert page.complaints == []
+
+
+def test_a_call_opens_by_click_and_so_do_the_worst(served: Served, page: Page) -> None:
+    page.open(f"{served.url}/#key={KEY}")
+    page.eventually(f"{ENDED} !== null")
+    page.evaluate(f"{ENDED}.closest('tr').lastElementChild.click()")
+    assert_it_says_what_came_of_a_call(page)
+    page.evaluate("document.getElementById('close').click()")
+
+    page.eventually(f"document.querySelector('#calls tr.running button')?.click(), {IS_OPEN}")
+    assert_it_says_what_came_of_a_call(page)  # at its end
+    page.evaluate("document.getElementById('close').click()")
+
+    page.evaluate("document.querySelector('#views [value=late]').click()")
+    page.eventually("document.getElementById('left_out').textContent.startsWith('of the kept receipts')")
+    rows = "document.querySelectorAll('#calls tbody tr')"
+    count = page.evaluate(f"{rows}.length")
+    assert 1 <= count <= 10
+    late = page.evaluate(f"[...{rows}].map((row) => row.call.late_s)")
+    assert late == sorted(late, reverse=True)
+    assert page.evaluate(f"{rows}[0].children[9].textContent").endswith(" late")
+    page.evaluate(f"{rows}[0].querySelector('button').click()")
+    assert_it_says_what_came_of_a_call(page)
+    page.evaluate("document.getElementById('close').click()")
+
+    for state, said in {"ended": "No receipt of this request id is kept", "running": "It has not ended."}.items():
+        call = {"id": "no-such", "number": 0, "at": 0, "model": "demo", "prompt_tokens": 5, "state": state}
+        page.evaluate(f"{rows}[0].call = {json.dumps(call)}; {rows}[0].click()")
+        assert page.eventually(SENTENCES, lambda lines: lines and len(lines) == 1)[0].startswith(said)
+        page.evaluate("document.getElementById('close').click()")
+
+    page.evaluate("document.querySelector('#views [value=\"\"]').click()")
+    page.eventually(f"{rows}.length > 10")
+
+
+def test_without_receipts_no_call_opens_and_the_page_says_why(page: Page, tmp_path: Path) -> None:
+    with Launcher(tmp_path) as launch:
+        engine = launch.engine("one")
+        gateway = launch.gateway([engine], server={"admin_key": KEY}, receipts={"max_bytes": 0})
+        for one in (engine, gateway):
+            one.start()
+        for one in (engine, gateway):
+            one.wait_until_ready()
+        page.open(f"{gateway.url}/#key={KEY}")
+        page.eventually("document.querySelectorAll('#engines li').length === 1")
+        body = {"model": "demo", "prompt": "Hello", "max_tokens": 4}
+        assert gateway.post("/v1/completions", json=body).status_code == 200
+        page.eventually("document.querySelectorAll('#calls tbody tr').length === 1")
+        assert page.evaluate("document.getElementById('calls-title').innerText").endswith("[receipts] max_bytes is 0")
+        assert page.evaluate(is_hidden("views"))
+        page.evaluate("document.querySelector('#calls tbody td').click()")
+        page.evaluate("document.querySelector('#calls button').click()")
+        page.look(0.5)
+        assert not page.evaluate(IS_OPEN)
+        assert page.complaints == []
 
 
 def test_it_goes_on_after_a_break(served: Served, page: Page) -> None:
@@ -231,6 +332,22 @@ def test_tenants_and_problems_are_of_all_workers(workers: tuple[Server, Server],
     assert (first[:5], first[6]) == ([TENANTS[-1], "12", "0", "12", "0"], "48")
     assert int(first[5]) >= 12
     assert page.evaluate("document.getElementById('tenant_count').textContent") == "since the start, and 2 more"
+
+    def ask(_number: int) -> str:
+        body = {"model": "demo", "prompt": "Hello", "max_tokens": 4}
+        answer = gateway.post("/v1/completions", json=body, headers={"authorization": f"Bearer {TENANTS[0]}"})
+        return answer.headers["x-request-id"]
+
+    ids, count = list[str](), "document.querySelectorAll('#calls button').length"
+    with ThreadPoolExecutor(8) as clients:  # at once, so that more than one worker takes some
+        while not page.evaluate(count):
+            ids += clients.map(ask, range(16))
+            page.look(1.0)
+    for request_id in ids[:6]:  # the receipts of another worker too
+        page.evaluate(f"document.querySelector('#calls tr:has(button)').call.id = '{request_id}'")
+        page.evaluate("document.querySelector('#calls button').click()")
+        page.eventually(f"{SENTENCES}[0]?.startsWith('{request_id}')")
+        page.evaluate("document.getElementById('close').click()")
 
     engine.kill()
     page.eventually("document.getElementById('problems').innerText.includes('engine_out')")

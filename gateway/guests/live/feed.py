@@ -1,7 +1,7 @@
 """The live screen's record of calls: bounded, and kept only while a client watches.
 
 In: the relay calls `placed` and `ended`. Out: `news` and `rates`, which watchers poll. The record has no texts of
-prompts or answers, no keys, and no names that a client chose, but those of agents (`intake/agents.py`).
+prompts or answers and no keys. Of names that a client chose it has request ids and agents (`intake/agents.py`).
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ class CallRow(msgspec.Struct, omit_defaults=True):
     outcome: str | None = None
     agent: str = ""
     parent_agent: str = ""
+    id: str = ""
+    """The request id, by which the call's receipt is found; empty: no receipts are kept."""
 
 
 class CallNews(msgspec.Struct):
@@ -102,7 +104,10 @@ class Feed:
     begins. `recent` has the first blocks of the latest prompts.
     """
 
-    def __init__(self, router: Router, relay: Relay, label: Callable[[str], str]) -> None:
+    def __init__(
+        self, router: Router, relay: Relay, label: Callable[[str], str], *, keeps_receipts: bool = True
+    ) -> None:
+        self.keeps_receipts = keeps_receipts
         self.watchers = 0
         self.prefixes: dict[int, str] = {}
         self.recent: deque[int] = deque(maxlen=64)
@@ -180,6 +185,7 @@ class Feed:
             at = time() - (loop_time_s() - delivery.arrived_s)
             row = CallRow(self._numbers, round(at, 3), model, self._label(delivery.asked.tenant), call.prompt_tokens)
             row.agent, row.parent_agent = delivery.asked.agent.name, delivery.asked.agent.parent
+            row.id = call.call_id if self.keeps_receipts else ""
             self._open[delivery] = row
         return row
 

@@ -75,6 +75,8 @@ class FleetNews(msgspec.Struct):
     engines: list[EngineState]
     models: list[ModelState]
     prefixes: list[PrefixState]
+    keeps_receipts: bool
+    """Whether calls can be opened."""
 
 
 def fleet_news(router: Router, admission: Admission, feed: Feed, now_s: float) -> FleetNews:
@@ -101,6 +103,7 @@ def fleet_news(router: Router, admission: Admission, feed: Feed, now_s: float) -
             )
             for node in prefixes
         ],
+        keeps_receipts=feed.keeps_receipts,
     )
 
 

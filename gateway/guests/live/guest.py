@@ -16,7 +16,9 @@ class LiveGuest(Guest):
     def __init__(self, house: House) -> None:
         kernel, others = house.kernel, house.find(Others) or Others()
         self._supervisor = kernel.supervisor
-        feed = house.offer(Feed, Feed(kernel.router, kernel.relay, kernel.tenants.label))
+        keeps_receipts = kernel.config.receipts.max_bytes > 0
+        feed = Feed(kernel.router, kernel.relay, kernel.tenants.label, keeps_receipts=keeps_receipts)
+        house.offer(Feed, feed)
         seen = SeenFleet(
             kernel.router,
             kernel.admission,

@@ -1,5 +1,5 @@
-// Shows the gateway's stream of events, /admin/live, and /admin/status of all workers and gateways. All text comes in by
-// textContent.
+// Shows the gateway's stream of events, /admin/live, and of all workers and gateways /admin/status and, for the calls that
+// somebody opens, /admin/receipts. All text comes in by textContent.
 
 const COLOURS = 12;
 const MOST_ROWS = 40; // calls that are remembered and shown
@@ -8,6 +8,8 @@ const MOST_BUFFER = 4e6; // characters of an event that has not ended
 const SILENCE_MS = 6000; // events come twice a second: a stream that says nothing for so long is broken
 const STATUS_MS = 2000; // between two looks at the status
 const MOST_TENANTS = 10; // shown
+const MOST_WORST = 10; // calls that waited longest, or were latest
+const STILL_MS = 30_000; // rows stand still for so long after the last sign of somebody who chooses one
 const STORED = "plait-admin-key";
 
 const by = (id) => document.getElementById(id);
@@ -234,6 +236,8 @@ function showFleet(fleet) {
   const addresses = addressesOf(fleet.engines), items = sized(by("engines"), addresses.length, newEngine);
   addresses.forEach((address, i) => showEngine(items[i], address, prefixes));
   showPrefixes(prefixes, fleet.engines);
+  by("views").hidden = !fleet.keeps_receipts;
+  by("no_receipts").hidden = fleet.keeps_receipts;
 }
 
 const running = new Map(), ended = new Map(); // by number, the latest last
@@ -255,6 +259,7 @@ const time = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit",
 function newCall() {
   const row = element("tr", "");
   for (let i = 0; i < 12; i++) row.append(element("td", [6, 8, 9, 10].includes(i) ? "number" : ""));
+  row.children[0].append(element("button", ""));
   row.children[1].append(element("span", "swatch"), element("span", ""));
   row.children[1].className = "hash";
   row.children[7].append(element("span", "share", element("i", "")), element("span", ""));
@@ -264,10 +269,13 @@ function newCall() {
 function showCall(row, call) {
   const cells = row.children, isEnded = call.state === "ended";
   const share = call.cached_tokens == null ? null : Math.min(1, call.cached_tokens / Math.max(1, call.prompt_tokens));
+  row.call = call;
+  cells[0].firstElementChild.disabled = !call.id;
+  setText(cells[0].firstElementChild, time.format(1000 * call.at));
   setClass(row, !isEnded ? "running" : call.outcome === "ok" ? "" : "failed");
   const texts = {
-    0: time.format(1000 * call.at), 2: call.model, 3: call.tenant, 4: call.engine ?? "–", 5: call.reason ?? "–",
-    6: number.format(call.prompt_tokens), 8: `${seconds(call.waited_s)} ${call.waited_for ?? ""}`.trim(), 9: seconds(call.ttft_s), 10: seconds(call.e2e_s),
+    2: call.model, 3: call.tenant, 4: call.engine ?? "–", 5: call.reason ?? "–",
+    6: number.format(call.prompt_tokens), 8: `${seconds(call.waited_s)} ${call.waited_for ?? ""}`.trim(), 9: seconds(call.ttft_s) + (call.late_s > 0 ? `, ${seconds(call.late_s)} late` : ""), 10: seconds(call.e2e_s),
     11: isEnded ? `${call.outcome} ${call.status}` : "running",
   };
   for (const [i, text] of Object.entries(texts)) setText(cells[i], text);
@@ -277,15 +285,105 @@ function showCall(row, call) {
   setText(cells[7].lastElementChild, percent(share));
 }
 
-function showCalls(news) {
-  keep(news);
-  const newest = (map, most) => [...map.values()].reverse().slice(0, most);
-  const calls = [...newest(running, MOST_RUNNING), ...newest(ended, MOST_ROWS)].slice(0, MOST_ROWS);
+function showRows(calls) {
   by("calls").classList.toggle("no-tenants", !calls.some((call) => call.tenant));
   const rows = sized(by("calls").tBodies[0], calls.length, newCall);
   calls.forEach((call, i) => showCall(rows[i], call));
+}
+
+function showCalls(news) {
+  keep(news);
+  if (by("opened").open) {
+    const end = open.state !== "ended" && [...ended.values()].find((call) => call.id === open.id);
+    if (end) openCall(end);
+    return;
+  }
+  if (view) return;
+  if (by("calls").matches(":hover, :focus-within") && Date.now() - chose < STILL_MS) {
+    return setText(by("left_out"), "still, while you choose one");
+  }
+  const newest = (map, most) => [...map.values()].reverse().slice(0, most);
+  const calls = [...newest(running, MOST_RUNNING), ...newest(ended, MOST_ROWS)].slice(0, MOST_ROWS);
+  showRows(calls);
   setText(by("left_out"), news.left_out ? `and ${news.left_out} more that have just ended` : "");
 }
+
+// A call that is opened, and the calls that waited longest or were latest, of all workers and gateways.
+
+let headers = {}; // with the key
+let open = null; // the call that was opened last
+let view = ""; // of the table of calls: "", "wait" or "late"
+let chose = 0; // when somebody last pointed at a row, or moved the focus there
+
+async function answerOf(path) {
+  const answer = await fetch(path, { headers, cache: "no-store" });
+  const said = await answer.json();
+  if (!answer.ok) throw new Error(said.error.message);
+  return said;
+}
+
+function showOpen(call, lines, expected = {}) {
+  const but = (value, shown) => (value == null ? "" : ` (${shown(value)} expected)`);
+  const figures = {
+    cached: `${call.cached_tokens == null ? "–" : number.format(call.cached_tokens)}${but(expected.cached, number.format)} of ${number.format(call.prompt_tokens)} tokens`,
+    engine: `${call.engine ?? "–"} ${call.reason ?? ""}`, waited: seconds(call.waited_s), TTFT: seconds(call.ttft_s) + but(expected.first_s, seconds), E2E: seconds(call.e2e_s),
+  };
+  by("facts").replaceChildren(...Object.entries(figures).map(([name, text]) =>
+    element("div", "", element("dt", "", name), element("dd", "", text))));
+  by("sentences").replaceChildren(...lines.map((line) => element("li", "", line)));
+}
+
+// Shows what the row has until the receipt is there. A row that stood still may be of a call that has ended since.
+async function openCall(call) {
+  open = call;
+  setText(by("opened-title"), `${call.model || "Call"} at ${time.format(1000 * call.at)}`);
+  showOpen(call, []);
+  if (!by("opened").open) by("opened").showModal();
+  const show = await answerOf(`receipts/${encodeURIComponent(call.id)}`).then((receipt) => () => {
+    const expected = { cached: receipt.attempts.at(-1)?.predicted_cached_tokens, first_s: receipt.expected_first_token_s };
+    showOpen(rowOf(receipt), receipt.sentences ?? ["Another version of the gateway keeps its receipt: plait explain tells it."], expected);
+  }, ({ message }) => () => showOpen(call, [call.state === "ended" ? message : "It has not ended. Its receipt comes at its end."]));
+  if (open === call) show();
+}
+
+// A receipt as a row of the table.
+function rowOf(receipt) {
+  const { waits, attempts } = receipt, last = attempts.at(-1);
+  return {
+    ...receipt, id: receipt.request_id, state: "ended", engine: last?.engine, reason: last?.placement,
+    waited_s: sum(waits, (wait) => wait.for_s), ttft_s: receipt.first_token_s, late_s: receipt.late_s.first_token,
+    waited_for: [...waits].sort((one, other) => other.for_s - one.for_s)[0]?.why,
+  };
+}
+
+async function choose(chosen) {
+  view = chosen;
+  for (const button of by("views").children) button.ariaPressed = String(button.value === chosen);
+  if (!chosen) return showCalls({ calls: [] });
+  const [found, said] = await answerOf(`receipts?worst=${chosen}&limit=${MOST_WORST}`).then(
+    ({ data }) => [data.map(rowOf).filter((call) => call[chosen === "wait" ? "waited_s" : "late_s"] > 0), ""],
+    (problem) => [[], problem.message],
+  );
+  if (view !== chosen) return;
+  showRows(found);
+  setText(by("left_out"), said || (found.length ? `of the kept receipts, at ${time.format(1000 * now)}` : "none"));
+}
+
+by("views").addEventListener("click", ({ target }) => target.matches("button") && choose(target.value));
+by("close").addEventListener("click", () => by("opened").close());
+const rows = by("calls").tBodies[0];
+for (const sign of ["pointermove", "focusin", "keydown"]) rows.addEventListener(sign, () => (chose = Date.now()));
+rows.addEventListener("click", ({ target }) => {
+  const { call } = target.closest("tr");
+  if (call.id) openCall(call);
+});
+rows.addEventListener("keydown", (event) => {
+  const row = event.target.closest("tr");
+  const next = { ArrowUp: row.previousElementSibling, ArrowDown: row.nextElementSibling }[event.key];
+  if (!next) return;
+  event.preventDefault();
+  next.querySelector("button").focus();
+});
 
 // The stream.
 
@@ -324,7 +422,7 @@ async function read(body, abort) {
 }
 
 // Looks at the status until the stream ends. A look that fails ends the stream.
-async function look(headers, abort) {
+async function look(abort) {
   const { signal } = abort;
   while (!signal.aborted) {
     const answer = await fetch("status", { headers, cache: "no-store", signal });
@@ -347,7 +445,7 @@ async function watch(key) {
   for (let pause_s = 1; ; pause_s = Math.min(8, 2 * pause_s)) {
     const abort = new AbortController();
     try {
-      const headers = { Authorization: `Bearer ${key}` };
+      headers = { Authorization: `Bearer ${key}` };
       const answer = await fetch("live", { headers, cache: "no-store", signal: abort.signal });
       if (answer.status === 401) return ask("The gateway does not take this key.");
       if (answer.status === 404) return ask("This gateway has no admin API here.");
@@ -360,7 +458,7 @@ async function watch(key) {
         if (hadFocus) by("live").focus();
         say("live", "live");
         pause_s = 0.5;
-        look(headers, abort).catch(() => abort.abort());
+        look(abort).catch(() => abort.abort());
         await read(answer.body, abort).finally(() => abort.abort());
       }
       say(answer.ok ? "stream ended, connecting again" : `status ${answer.status}, trying again`, "broken");

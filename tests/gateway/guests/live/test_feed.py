@@ -62,6 +62,16 @@ async def test_a_call_that_has_ended_says_where_it_was_and_how_long() -> None:
             assert rates.hit_rate == pytest.approx(64 / 257)
 
 
+@pytest.mark.parametrize(("keeps_receipts", "told"), [(True, "r1"), (False, "")])
+async def test_a_call_has_its_request_id_where_receipts_are_kept(keeps_receipts: bool, told: str) -> None:
+    async with gateway(exchanges(1)) as made:
+        feed = Feed(made.router, made.relay, str, keeps_receipts=keeps_receipts)
+        with feed.watching() as watcher:
+            await made.relay.run(made.asked(call=Call("r1", "m", 257, 64, HASHES)), AsgiSink(Client().send))
+            (row,) = feed.news(watcher).calls
+    assert row.id == told
+
+
 async def test_a_call_that_was_sent_before_anybody_watched_is_told_at_its_end() -> None:
     async with gateway(FakeHttp(None)) as made:
         feed, client = feed_of(made), Client()
@@ -132,9 +142,9 @@ async def test_a_call_without_an_engine_is_told_without_the_clients_words() -> N
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(text=st.text(st.characters(max_codepoint=255, categories=["L", "P"]), min_size=12))
 async def test_no_text_of_a_client_or_an_engine_is_told(text: str) -> None:
-    """Prompt, request id, session and output variable are the client's, the answer is the engine's."""
+    """Prompt, session and output variable are the client's, the answer is the engine's. Request ids are told."""
     body = msgspec.json.encode({"model": "m", "prompt": text, "user": text})
-    call = Call(text, "m", 257, 64, HASHES, streamed=False)
+    call = Call("r1", "m", 257, 64, HASHES, streamed=False)
     client = Client()
     async with gateway(exchanges(1)) as made:
         feed = feed_of(made)

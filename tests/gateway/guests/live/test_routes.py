@@ -23,9 +23,14 @@ BEARER = {"authorization": f"Bearer {KEY}"}
 
 
 def gateway(
-    tenants: Sequence[dict[str, Any]] = (), store: Mapping[str, str] = MappingProxyType({}), **server: Any
+    tenants: Sequence[dict[str, Any]] = (),
+    store: Mapping[str, str] = MappingProxyType({}),
+    receipts: Mapping[str, int] = MappingProxyType({}),
+    **server: Any,
 ) -> Gateway:
-    config = {"engines": ENGINES, "server": server, "tenants": [*tenants], "store": dict(store)}
+    config = {
+        "engines": ENGINES, "server": server, "tenants": [*tenants], "store": dict(store), "receipts": dict(receipts)
+    }  # fmt: skip
     made = Gateway(parse_config(config, "test"))
     made.kernel.router.health.answered("a", {"m": 1_000})
     return made
@@ -119,8 +124,16 @@ async def test_a_stream_has_the_fleet_and_ends_with_its_client() -> None:
     assert [engine["name"] for engine in fleet["engines"]] == ["a"]
     assert fleet["engine_count"] == 1
     assert (fleet["calls_per_s"], fleet["hit_rate"], fleet["prefixes"]) == (0.0, None, [])
+    assert fleet["keeps_receipts"] is True
     await watched.leave()
     assert made.house[Feed].watchers == 0
+
+
+async def test_a_stream_says_that_receipts_are_off() -> None:
+    watched = Watched(gateway(admin_key=KEY, receipts={"max_bytes": 0}))
+    await watched.until(2)
+    assert watched.events[0][1]["keeps_receipts"] is False
+    await watched.leave()
 
 
 async def test_streams_end_when_the_gateway_stops_or_the_key_changes() -> None:

@@ -217,6 +217,27 @@ def test_a_call_opens_by_click_and_so_do_the_worst(served: Served, page: Page) -
     page.eventually(f"{rows}.length > 10")
 
 
+HELD = {
+    "model": "demo", "tenant": "<u>t</u>", "tokens": 12_000, "held_s": 65, "place": 2, "expected_s": 30,
+    "live_tokens": 380_000, "kv_tokens": 400_000,
+}  # fmt: skip
+
+
+def test_held_calls_say_what_they_wait_for(served: Served, page: Page) -> None:
+    """The page reads them of a changed event, because a gate closes only before a fleet that is full for long."""
+    changed = f"(found) => (found.held ? {{...found, held: {json.dumps([HELD])}}} : found)"
+    source = f"const parse = JSON.parse; JSON.parse = (text) => ({changed})(parse(text));"
+    page.open(f"{served.url}/#key={KEY}")
+    page.eventually("document.querySelectorAll('#engines li').length === 4")
+    assert page.evaluate(is_hidden("held-section"))
+    page.call("Page.addScriptToEvaluateOnNewDocument", source=source)
+    page.call("Page.reload")
+    page.eventually("document.querySelectorAll('#held tbody tr').length === 1")
+    cells = page.evaluate("[...document.querySelectorAll('#held td')].map((cell) => cell.textContent)")
+    assert cells == ["demo", "<u>t</u>", "12.0k", "65 s", "2, in 30 s", "380.0k of 400.0k"]
+    assert page.complaints == []
+
+
 def test_without_receipts_no_call_opens_and_the_page_says_why(page: Page, tmp_path: Path) -> None:
     with Launcher(tmp_path) as launch:
         engine = launch.engine("one")

@@ -107,13 +107,13 @@ class Feed:
     def __init__(
         self, router: Router, relay: Relay, label: Callable[[str], str], *, keeps_receipts: bool = True
     ) -> None:
+        self.label = label
         self.keeps_receipts = keeps_receipts
         self.watchers = 0
         self.prefixes: dict[int, str] = {}
         self.recent: deque[int] = deque(maxlen=64)
         self._router = router
         self._relay = relay
-        self._label = label
         self._clear(0.0)
 
     def _clear(self, now_s: float) -> None:
@@ -183,7 +183,7 @@ class Feed:
             call = delivery.call
             model = call.model if call.model in self._router.models.names else ""  # an unknown name is a client's text
             at = time() - (loop_time_s() - delivery.arrived_s)
-            row = CallRow(self._numbers, round(at, 3), model, self._label(delivery.asked.tenant), call.prompt_tokens)
+            row = CallRow(self._numbers, round(at, 3), model, self.label(delivery.asked.tenant), call.prompt_tokens)
             row.agent, row.parent_agent = delivery.asked.agent.name, delivery.asked.agent.parent
             row.id = call.call_id if self.keeps_receipts else ""
             self._open[delivery] = row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from time import time
 from typing import Final
@@ -18,6 +19,8 @@ from plait.policy.prefix.hot_prefixes import cached_shares, hot_prefixes, prefix
 
 MOST_PREFIXES: Final = 12
 MOST_ENGINES: Final = 64
+MOST_HELD: Final = 8
+"""The most held turns in an event."""
 
 
 class EngineState(msgspec.Struct):
@@ -60,6 +63,24 @@ class ModelState(msgspec.Struct):
     held_sessions: int
 
 
+class HeldTurn(msgspec.Struct):
+    """A call whose session waits until its context fits into the KV caches, in which others count as live."""
+
+    model: str
+    tenant: str
+    tokens: int
+    """Its prompt and the expected answer."""
+    held_s: float
+    """For how long its client has tried."""
+    place: int
+    """Its place among its tenant's held calls; 1: the next."""
+    expected_s: float
+    """The predicted time until it passes."""
+    live_tokens: int
+    """The tokens of live contexts, which leave no room for its own."""
+    kv_tokens: int | None
+
+
 class FleetNews(msgspec.Struct):
     """The event `fleet`. `engines` has those at the first `MOST_ENGINES` addresses, at most four times as many.
 
@@ -75,6 +96,7 @@ class FleetNews(msgspec.Struct):
     engines: list[EngineState]
     models: list[ModelState]
     prefixes: list[PrefixState]
+    held: list[HeldTurn]
     keeps_receipts: bool
     """Whether calls can be opened."""
 
@@ -103,6 +125,7 @@ def fleet_news(router: Router, admission: Admission, feed: Feed, now_s: float) -
             )
             for node in prefixes
         ],
+        held=[*islice(_held(admission, feed.label, now_s), MOST_HELD)],
         keeps_receipts=feed.keeps_receipts,
     )
 
@@ -142,6 +165,24 @@ def _models(admission: Admission) -> list[ModelState]:
     sessions = {model: (len(one.live), len(one.held)) for model, one in gates.items()}
     models = sorted({*queues, *sessions})[:MOST_ENGINES]
     return [ModelState(model, *queues.get(model, (0, 0.0)), *sessions.get(model, (0, 0))) for model in models]
+
+
+def _held(admission: Admission, label: Callable[[str], str], now_s: float) -> Iterator[HeldTurn]:
+    """The held turns, of each tenant those of its oldest sessions first."""
+    for model, gate in admission.sessions.gates.items():
+        caches = gate.worth.caches
+        for turn in gate.held:
+            place, expected_s = gate.held.outlook(turn)
+            yield HeldTurn(
+                model,
+                label(turn.asked.tenant),
+                turn.tokens,
+                round(turn.tried_for_s(now_s), 1),
+                place,
+                round(expected_s, 1),
+                gate.tokens,
+                None if caches is None else caches.kv_tokens,
+            )
 
 
 def _rounded(value: float | None) -> float | None:

@@ -210,6 +210,19 @@ function showTenants(tenants) {
   setText(by("tenant_count"), `since the start${more > 0 ? `, and ${more} more` : ""}`);
 }
 
+function showHeld(held) {
+  by("held-section").hidden = !held.length;
+  const rows = sized(by("held").tBodies[0], held.length, () =>
+    element("tr", "", element("td"), element("td"), ...Array.from({ length: 4 }, () => element("td", "number"))));
+  held.forEach((turn, i) => {
+    const texts = [
+      turn.model, turn.tenant, tokens(turn.tokens), duration(turn.held_s), `${turn.place}, in ${duration(turn.expected_s)}`,
+      `${tokens(turn.live_tokens)} of ${turn.kv_tokens == null ? "–" : tokens(turn.kv_tokens)}`,
+    ];
+    texts.forEach((text, j) => setText(rows[i].children[j], text));
+  });
+}
+
 let states = new Map(), now = Date.now() / 1000; // rows of engines by name; the gateway's clock
 
 const ago = (since) => duration(Math.max(0, now - since));
@@ -236,6 +249,7 @@ function showFleet(fleet) {
   const addresses = addressesOf(fleet.engines), items = sized(by("engines"), addresses.length, newEngine);
   addresses.forEach((address, i) => showEngine(items[i], address, prefixes));
   showPrefixes(prefixes, fleet.engines);
+  showHeld(fleet.held);
   by("views").hidden = !fleet.keeps_receipts;
   by("no_receipts").hidden = fleet.keeps_receipts;
 }

@@ -124,7 +124,7 @@ async def test_a_stream_has_the_fleet_and_ends_with_its_client() -> None:
     assert [engine["name"] for engine in fleet["engines"]] == ["a"]
     assert fleet["engine_count"] == 1
     assert (fleet["calls_per_s"], fleet["hit_rate"], fleet["prefixes"]) == (0.0, None, [])
-    assert fleet["keeps_receipts"] is True
+    assert (fleet["held"], fleet["keeps_receipts"]) == ([], True)
     await watched.leave()
     assert made.house[Feed].watchers == 0
 

@@ -22,7 +22,7 @@ REAL_1 := $(addprefix e2e/real_engines/test_,agents.py client_gone.py eviction_n
 REAL_2 := $(addprefix e2e/real_engines/test_,killed_gateway.py later_objectives.py levers.py other_engines.py package.py \
 	placement_value.py predictions.py ranks.py)
 REAL_3 := $(addprefix e2e/real_engines/test_,placed_ranks.py rendered_fields.py reported_state.py routes.py serving.py \
-	slo_order.py tiers.py two_gateways.py wrong_tokenizer.py)
+	slo_order.py tiers.py traces.py two_gateways.py wrong_tokenizer.py)
 
 # One process a core.
 JOBS := -n auto

@@ -170,6 +170,7 @@ def test_an_answered_call(gateway: Server) -> None:
     with counting(gateway, "free"):
         request_id, answer = send(gateway, asking("hello"))
     found = receipt(gateway, request_id)
+    assert found.pop("sentences")[0].startswith(f"{request_id}: a request to ")
     (attempt,) = found["attempts"]
     assert (found["status"], found["outcome"], found["tenant"]) == (200, "ok", "free")
     assert attempt["engine"] == answer.headers["plait-engine"]

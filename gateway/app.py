@@ -148,7 +148,7 @@ class Gateway:
     async def running(self) -> AsyncIterator[None]:
         """The background tasks of the gateway run within this context."""
         self.kernel.open()
-        for guest in self.guests:
+        for guest in reversed(self.guests):  # what is stored is read before what shares the store asks for it
             guest.start()
         for guest in self.guests:
             await guest.until_ready()

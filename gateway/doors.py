@@ -64,7 +64,7 @@ class Guest:
     # What runs beside calls.
 
     def start(self) -> None:
-        """Begin, with what all guests have offered."""
+        """Begin, with what all guests have offered. Whom others need begins after them."""
 
     async def until_ready(self) -> None:
         """Wait until requests may come. All guests have begun."""

@@ -14,7 +14,7 @@ from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.request_faults import RequestFaults
 from plait.gateway.fleet.comparisons import note_answer
-from plait.gateway.fleet.health import TAKES_CALLS, HealthChange
+from plait.gateway.fleet.health import TAKES_CALLS, HealthChange, HealthState
 from plait.gateway.fleet.router import Router
 from plait.gateway.membership.recovery import Recovery
 from plait.gateway.timer import loop_time_s
@@ -22,6 +22,8 @@ from plait.gateway.timer import loop_time_s
 REPEAT_S = 0.5
 """The first pause before an engine gets a call again that it has failed, if no other engine takes the call. The pause
 doubles with each failure, and varies by a quarter."""
+
+FAILING: Final = frozenset((HealthState.SUSPECT, HealthState.EJECTED, HealthState.DOWN))
 
 log = structlog.get_logger(__name__)
 
@@ -95,12 +97,14 @@ class Attempts:
     def why_no_retry(self, delivery: Delivery, attempt: Attempt) -> str | None:
         """Why a failed call is not retried: `attempts`, `request` (it is at fault itself) or `budget`. None: it is.
 
-        A call is charged to the model's retry budget once, unless the engine drains, is doubted or has gone out, or the
-        gateway has taken the call off it: an outage uses up no budget, and another engine decides whose fault a failure
-        is.
+        A call is charged to the model's retry budget once, unless the engine drains, is doubted or has gone out,
+        another rank of its server fails, too, or the gateway has taken the call off it: an outage uses up no budget,
+        and another engine decides whose fault a failure is.
         """
         engine = self._router.engines[attempt.engine_id]
+        ranks = self._router.addresses.get(engine.address, ())
         went_out = engine.draining or engine.doubts or engine.health.state not in TAKES_CALLS
+        went_out = went_out or any(one.health.state in FAILING for one in ranks if one is not engine)
         if len(delivery.failures) >= self._max_attempts:
             return "attempts"
         if delivery.failures[-1][1].is_requests:

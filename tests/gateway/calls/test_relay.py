@@ -292,6 +292,20 @@ async def test_retries_beyond_the_budget_are_refused() -> None:
         assert samples(made.registry)['plait_retries_refused_total{model="m",why="budget"}'] == 1
 
 
+async def test_ranks_that_go_out_together_use_up_no_budget() -> None:
+    """Each would be charged for its first failures, and a server has more of them than the budget."""
+    sick, well = FakeHttp(LOST), FakeHttp(Exchange(headers=JSON, pieces=[WHOLE]))
+    async with gateway(sick, well) as made:
+        engines = made.router.engines
+        engines["a"].address = engines["b"].address = "server"
+        made.router.addresses["server"] = [engines["a"], engines["b"]]
+        engines["b"].health.state = HealthState.SUSPECT
+        for _ in range(3):
+            assert made.router.retries.take("m")
+        await made.deliver(Client())
+        assert made.outcomes()["b", "ok"] == 1
+
+
 @pytest.mark.parametrize("error", [LOST, EngineTimeoutError("engine silent")])
 async def test_an_engine_lost_in_mid_stream_becomes_an_error_event_between_events(error: EngineError) -> None:
     client = Client()

@@ -64,7 +64,7 @@ class Guest:
     # What runs beside calls.
 
     def start(self) -> None:
-        """Begin, with what all guests have offered. Whom others need begins after them."""
+        """Begin, with what all guests have offered. The guests begin in the reverse of their order."""
 
     async def until_ready(self) -> None:
         """Wait until requests may come. All guests have begun."""
@@ -76,7 +76,7 @@ class Guest:
         """No more requests come."""
 
     async def stop(self) -> None:
-        """End, in the reverse order."""
+        """End. The guests end in the reverse of their order, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ class LiveGuest(Guest):
     def __init__(self, house: House) -> None:
         kernel, others = house.kernel, house.find(Others) or Others()
         self._supervisor = kernel.supervisor
-        keeps_receipts = kernel.config.receipts.max_bytes > 0
+        keeps_receipts = kernel.relay.told_receipt is not None and kernel.config.receipts.max_bytes > 0
         feed = Feed(kernel.router, kernel.relay, kernel.tenants.label, keeps_receipts=keeps_receipts)
         house.offer(Feed, feed)
         seen = SeenFleet(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.semconv import attributes
+from opentelemetry.semconv._incubating import attributes as incubating
 from opentelemetry.trace import SpanKind
 
 from plait.gateway.guests.receipts.receipt import Choice, EndedWait, Receipt
@@ -72,3 +76,14 @@ def test_a_call_that_was_never_sent_and_a_program() -> None:
     (program,) = spans_of(EndedProgram("story", "gold", 1, 2, 0, 10.0, 12.5), RESOURCE)
     assert (program.parent, program.start_time, program.end_time) == (None, 10 * 10**9, 12_500_000_000)
     assert {*(program.attributes or {})} <= ATTRIBUTES
+
+
+def test_names_are_those_of_the_conventions() -> None:
+    published = {
+        value
+        for package in (attributes, incubating)
+        for module in iter_modules(package.__path__, f"{package.__name__}.")
+        for value in vars(import_module(module.name)).values()
+        if isinstance(value, str)
+    }
+    assert not {name for name in ATTRIBUTES if not name.startswith("plait.")} - published

@@ -28,6 +28,7 @@ COSTLY, OTHER = "sk-costly", "sk-other"
 MAX_OPEN_BYTES: Final = 256 * MIB
 STALL_S: Final = 0.1
 LATER_S: Final = 0.2
+ATTACKS: Final = 3
 LARGE_BYTES: Final = (30 if NIGHTLY else 15) * MIB
 """One piece of work on 30 MiB takes half of what may pass, or all of it if others have the caches of the processor."""
 PICTURE: Final = {"type": "input_image", "image_url": f"data:image/png;base64,{'A' * LARGE_BYTES}"}
@@ -161,10 +162,19 @@ def served(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
         yield served
 
 
-def check(served: Served, noticed: Noticed, before_bytes: int) -> None:
-    assert max(noticed.health_s) <= STALL_S + max(served.idle.health_s)
-    assert max(noticed.calls_s) <= LATER_S + max(served.idle.calls_s)
-    assert noticed.memory_bytes - before_bytes <= MAX_OPEN_BYTES
+def check(served: Served, attack: Callable[[], object], before_bytes: int) -> None:
+    """Others notice little of an attack.
+
+    What is too long has to come again: on a virtual machine the CPU time of a thread may include time that the host
+    took, once in some thousand requests.
+    """
+    for _ in range(ATTACKS):
+        noticed = served.noticed_beside(attack)
+        assert noticed.memory_bytes - before_bytes <= MAX_OPEN_BYTES
+        health_s, call_s = max(noticed.health_s), max(noticed.calls_s)
+        if health_s <= STALL_S + max(served.idle.health_s) and call_s <= LATER_S + max(served.idle.calls_s):
+            return
+    pytest.fail(f"{health_s:.3f} s of the event loop beside a look at health, {call_s:.3f} s beside a call")
 
 
 def _at_once(clients: int, work: Callable[[], object]) -> list[Any]:
@@ -204,18 +214,16 @@ def test_continued_conversations_with_large_pictures(served: Served) -> None:
             statuses = _at_once(60, lambda: client.post("/v1/responses", json=body).status_code)
             assert 200 in set(statuses) <= {200, 429}
 
-        noticed = served.noticed_beside(attack)
+        check(served, attack, before_bytes)
         longer = {**body, "input": [{"type": "message", "role": "user", "content": [PICTURE, PICTURE]}]}
         assert client.post("/v1/responses", json=longer).status_code == 413
-    check(served, noticed, before_bytes)
 
 
 def test_items_that_nobody_reads(served: Served) -> None:
     with served.client(COSTLY) as client:
         previous = _stored_picture(client)
     before_bytes = served.memory_bytes
-    noticed = served.noticed_beside(lambda: _unread(served, f"/v1/responses/{previous}/input_items", 60))
-    check(served, noticed, before_bytes)
+    check(served, lambda: _unread(served, f"/v1/responses/{previous}/input_items", 60), before_bytes)
 
 
 def test_replays_of_a_long_answer(served: Served) -> None:
@@ -233,8 +241,7 @@ def test_replays_of_a_long_answer(served: Served) -> None:
             assert {replay.status_code for replay in replays} == {200}
             assert {replay.content.count(b"output_text.delta") for replay in replays} >= {2 * TOKENS}
 
-        noticed = served.noticed_beside(attack)
-    check(served, noticed, before_bytes)
+        check(served, attack, before_bytes)
 
 
 def test_forms_that_look_like_their_boundary(served: Served) -> None:
@@ -253,7 +260,7 @@ def test_forms_that_look_like_their_boundary(served: Served) -> None:
             statuses = {sent.status_code for sent in _at_once(4, send)}
             assert 200 in statuses <= {200, 429}  # workers divide the bytes among them
 
-    check(served, served.noticed_beside(attack), before_bytes)
+    check(served, attack, before_bytes)
 
 
 def test_a_session_of_many_variables(served: Served) -> None:
@@ -270,5 +277,4 @@ def test_a_session_of_many_variables(served: Served) -> None:
             assert {answer.status_code for answer in answers} == {200}
             assert len(answers[0].json()["variables"]) == len(names)
 
-        noticed = served.noticed_beside(attack)
-    check(served, noticed, before_bytes)
+        check(served, attack, before_bytes)

@@ -217,6 +217,36 @@ def test_a_call_opens_by_click_and_so_do_the_worst(served: Served, page: Page) -
     page.eventually(f"{rows}.length > 10")
 
 
+def draft(variable: str, *inputs: str) -> dict[str, Any]:
+    """A call of a program that makes a variable of others."""
+    taken = [{"name": name, "semantic_var_id": name} for name in inputs]
+    made = {"name": variable, "in_out": True, "semantic_var_id": variable}
+    text = " ".join(f"{{{{{name}}}}}" for name in (*inputs, variable))
+    return {"model": "demo", "prompt": f"Go on: {text}", "max_tokens": 40, "placeholders": [*taken, made]}
+
+
+def test_a_call_of_a_program_shows_the_others(served: Served, page: Page, axe: str) -> None:
+    page.open(f"{served.url}/#key={KEY}")
+    page.eventually("document.getElementById('state').textContent === 'live'")
+    calls = [draft("a"), draft("b", "a"), draft("c", "a"), draft("d", "b", "c")]
+    program = {"session": "essay", "calls": calls, "gets": {"d": None}}
+    answer = httpx.post(f"{served.url}/v1/programs", json=program, trust_env=False, timeout=WITHIN_S)
+    assert answer.status_code == 200, answer.text
+    ended = "({ call }) => call.program && call.state === 'ended'"
+    first = f"[...document.querySelectorAll('#calls tbody tr')].find({ended})"
+    page.eventually(f"{first}?.querySelector('button').click(), {IS_OPEN}")
+    page.eventually("document.querySelectorAll('#program li:not(.running)').length === 4")
+    lines = page.eventually("document.querySelector('#program path').getAttribute('d').match(/M/g)?.length")
+    assert lines == 4
+    assert page.evaluate("document.querySelectorAll('#program [aria-current]').length") == 1
+    assert page.evaluate("document.querySelector('#program span').textContent").startswith("ok, ")
+    assert violations(page, axe) == []
+    page.evaluate("document.querySelector('#program li:last-child button').click()")
+    page.eventually("document.querySelector('#program li:last-child').ariaCurrent === 'true'")
+    assert_it_says_what_came_of_a_call(page)
+    assert page.complaints == []
+
+
 HELD = {
     "model": "demo", "tenant": "<u>t</u>", "tokens": 12_000, "held_s": 65, "place": 2, "expected_s": 30,
     "live_tokens": 380_000, "kv_tokens": 400_000,

@@ -61,6 +61,12 @@ class Slot(msgspec.Struct, frozen=True, eq=False):
     inputs_s: float | None = None
     """Seconds that the call of a program waited for its inputs."""
 
+    made_by: tuple[str, ...] = ()
+    """The calls that made these inputs."""
+
+    program: str = ""
+    """Names the program to operators: a digest of its tenant and session."""
+
 
 NO_SLOT: Final = Slot()
 

@@ -62,6 +62,9 @@ class CallRow(msgspec.Struct, omit_defaults=True):
     parent_agent: str = ""
     id: str = ""
     """The request id, by which the call's receipt is found; empty: no receipts are kept."""
+    program: str = ""
+    """As `Slot.program`, and the calls that made the inputs of this one."""
+    made_by: tuple[str, ...] = ()
 
 
 class CallNews(msgspec.Struct):
@@ -186,6 +189,7 @@ class Feed:
             row = CallRow(self._numbers, round(at, 3), model, self.label(delivery.asked.tenant), call.prompt_tokens)
             row.agent, row.parent_agent = delivery.asked.agent.name, delivery.asked.agent.parent
             row.id = call.call_id if self.keeps_receipts else ""
+            row.program, row.made_by = delivery.asked.slot.program, delivery.asked.slot.made_by
             self._open[delivery] = row
         return row
 

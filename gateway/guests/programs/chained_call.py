@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
 from math import inf
 from typing import ClassVar, Final, NamedTuple
 
@@ -61,6 +62,9 @@ order (`Admission`); the leases of several refuse them.
 
 MOMENTARY: Final = OF_RATES | {"too_many_waiting", "overloaded"}
 """The codes of limits that a call waits for."""
+
+MOST_MAKERS: Final = 64
+"""Of a call's inputs, in its receipt and span."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +315,8 @@ class ChainedCall:
                 begins_anew=partial(self._begins_anew, was_refused),
                 output=None if output is None else output.variable,
                 inputs_s=self.call.held_s,
+                made_by=self.session.graph.makers(self.call.call_id)[:MOST_MAKERS],
+                program=_program_id(promised.tenant, self.session.session_id),
             )
             avoids = frozenset([tried.engine_id for tried in failed])
             asked = msgspec.structs.replace(promised, slot=slot, avoids=avoids)
@@ -397,6 +403,10 @@ class ChainedCall:
         )
         if self._task is None:
             self._let_go()
+
+
+def _program_id(tenant: str, session_id: str) -> str:
+    return blake2b(f"{tenant}\0{session_id}".encode(errors="replace"), digest_size=8).hexdigest()
 
 
 def _cause_of(error: PlaitError) -> FailureCause:

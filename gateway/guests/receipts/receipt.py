@@ -147,6 +147,9 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True):
     agent: str = ""
     """The agent that sent the call, and the agent that has begun this one; empty: not known."""
     parent: str = ""
+    program: str = ""
+    """As `Slot.program`, and the calls that made the inputs of this one."""
+    made_by: tuple[str, ...] = ()
 
     @property
     def waited_s(self) -> float:

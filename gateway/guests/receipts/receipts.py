@@ -124,6 +124,8 @@ class Receipts:
             getattr(error, "retry_after_s", None),
             asked.agent.name[:MOST_ID],
             asked.agent.parent[:MOST_ID],
+            asked.slot.program,
+            asked.slot.made_by,
         )  # fmt: skip
 
     def explained(self, asked: Asked, placement: Placement) -> Receipt:

@@ -96,9 +96,9 @@ class ReceiptsApi:
     async def _list(self, request: Request) -> Response:
         self._access.check(request)
         asked = request.query_params
-        unknown = set(asked) - {"tenant", "engine", "code", "worst", "limit"}
+        unknown = set(asked) - {"tenant", "engine", "code", "program", "worst", "limit"}
         if unknown:
-            raise CallerError(f"Unknown: {', '.join(sorted(unknown))}. Use tenant, engine, code, worst and limit.")
+            raise CallerError(f"Unknown: {', '.join(sorted(unknown))}. Use tenant, engine, code, program, worst, limit.")
         worst, limit = asked.get("worst"), asked.get("limit", f"{LISTED}")
         if worst is not None and worst not in WORST:
             raise CallerError("worst: expected wait or late.", param="worst")
@@ -107,7 +107,7 @@ class ReceiptsApi:
         found = [
             (WORST[worst](receipt) if worst else receipt.at, shown(receipt, self._label))
             for receipt in await self._selected(
-                asked.get("tenant"), asked.get("engine"), asked.get("code"), worst, int(limit)
+                asked.get("tenant"), asked.get("engine"), asked.get("code"), asked.get("program"), worst, int(limit)
             )
         ]
         target = f"{ADMIN_PATH}?{request.url.query}"
@@ -119,18 +119,26 @@ class ReceiptsApi:
         return _json({"object": "list", "data": [receipt for _, receipt in best]})
 
     async def _selected(
-        self, tenant: str | None, engine: str | None, code: str | None, worst: str | None, limit: int
+        self,
+        tenant: str | None,
+        engine: str | None,
+        code: str | None,
+        program: str | None,
+        worst: str | None,
+        limit: int,
     ) -> Sequence[Receipt]:
         """The matching receipts of this gateway: the newest, or the worst by a measure."""
         found: list[tuple[float, int, Receipt]] = []
         measure, looked = WORST[worst] if worst else _at, 0
-        for receipt in self._receipts.newest((engine or code or "").encode()):
+        for receipt in self._receipts.newest((program or engine or code or "").encode(errors="replace")):
             looked += 1
             if looked % AT_ONCE == 0:
                 await asyncio.sleep(0)
             if tenant is not None and self._label(receipt.tenant) != tenant:
                 continue
             if engine is not None and all(choice.engine != engine for choice in receipt.choices):
+                continue
+            if program is not None and receipt.program != program:
                 continue
             if code is None or receipt.code == code:
                 (heappushpop if len(found) == limit else heappush)(found, (measure(receipt), -looked, receipt))

@@ -40,6 +40,8 @@ def shown(receipt: Receipt, tenant_label: Callable[[str], str] | None = None) ->
         "trace_id": receipt.trace_id or None,
         "agent": receipt.agent or None,
         "parent_agent": receipt.parent or None,
+        "program": receipt.program or None,
+        "made_by": list(receipt.made_by) or None,
         "refusal": _refusal(receipt),
     }
     if tenant_label is not None:

@@ -18,7 +18,6 @@ from plait.gateway.guests.receipts.receipts import Receipts
 from plait.gateway.guests.tracing.context import Parent, digest, parent_of, with_parent
 from plait.gateway.guests.tracing.spans import EndedCall, EndedProgram, attempt_id
 from plait.gateway.timer import loop_time_s
-from plait.policy.programs.request_graph import CLIENT
 
 QUIET_S: Final = 30.0
 """A program is over when its session has ended, or has had no call for this long."""
@@ -109,7 +108,6 @@ class Tracing:
         program = self._programs.get((asked.tenant, asked.session or ""))
         if program is not None:
             program.began_s, program.ended_s = min(program.began_s, receipt.at), time()
-        makers = [] if program is None else self._makers(asked.tenant, asked.session or "", asked.call.call_id)
         self._add(
             EndedCall(
                 receipt,
@@ -120,18 +118,9 @@ class Tracing:
                 asked.turn_of,
                 engines,
                 asked.slot.output,
-                [digest(call.trace_id, made_by) for made_by in makers],
+                [digest(call.trace_id, made_by) for made_by in asked.slot.made_by],
             )
         )
-
-    def _makers(self, tenant: str, session_id: str, call_id: str) -> list[str]:
-        """The calls that made the inputs of one."""
-        session = self._session(tenant, session_id)
-        held = None if session is None else session.calls.get(call_id)
-        if session is None or held is None:
-            return []
-        made_by = [session.graph.producer(name) for name in held.inputs]
-        return [one for one in made_by if one is not None and one != CLIENT]
 
     def _session(self, tenant: str, session_id: str) -> Session | None:
         owner = None if self._sessions is None else self._sessions.tenants.get(tenant)

@@ -9,6 +9,7 @@ const SILENCE_MS = 6000; // events come twice a second: a stream that says nothi
 const STATUS_MS = 2000; // between two looks at the status
 const MOST_TENANTS = 10; // shown
 const MOST_WORST = 10; // calls that waited longest, or were latest
+const MOST_OF_PROGRAM = 100; // calls: the newest
 const STILL_MS = 30_000; // rows stand still for so long after the last sign of somebody who chooses one
 const STORED = "plait-admin-key";
 
@@ -308,6 +309,7 @@ function showRows(calls) {
 function showCalls(news) {
   keep(news);
   if (by("opened").open) {
+    if (open.program) showProgram();
     const end = open.state !== "ended" && [...ended.values()].find((call) => call.id === open.id);
     if (end) openCall(end);
     return;
@@ -326,6 +328,7 @@ function showCalls(news) {
 
 let headers = {}; // with the key
 let open = null; // the call that was opened last
+let program = new Map(); // the calls of its program, by id
 let view = ""; // of the table of calls: "", "wait" or "late"
 let chose = 0; // when somebody last pointed at a row, or moved the focus there
 
@@ -352,12 +355,61 @@ async function openCall(call) {
   open = call;
   setText(by("opened-title"), `${call.model || "Call"} at ${time.format(1000 * call.at)}`);
   showOpen(call, []);
+  openProgram(call);
   if (!by("opened").open) by("opened").showModal();
   const show = await answerOf(`receipts/${encodeURIComponent(call.id)}`).then((receipt) => () => {
     const expected = { cached: receipt.attempts.at(-1)?.predicted_cached_tokens, first_s: receipt.expected_first_token_s };
     showOpen(rowOf(receipt), receipt.sentences ?? ["Another version of the gateway keeps its receipt: plait explain tells it."], expected);
   }, ({ message }) => () => showOpen(call, [call.state === "ended" ? message : "It has not ended. Its receipt comes at its end."]));
   if (open === call) show();
+}
+
+// The other calls of the call's program: those that have ended by their receipts, the others as the stream tells them.
+async function openProgram(call) {
+  const isSame = [...program.values()].some(({ id }) => id === call.id);
+  if (!isSame) program = new Map();
+  by("program-section").hidden = !call.program;
+  if (!call.program) return;
+  showProgram();
+  const asked = new URLSearchParams({ program: call.program, limit: MOST_OF_PROGRAM });
+  const { data } = await answerOf(`receipts?${asked}`).catch(() => ({ data: [] }));
+  if (open !== call) return;
+  for (const receipt of data) program.set(receipt.request_id, rowOf(receipt));
+  showProgram();
+}
+
+function newStep() {
+  const button = element("button", "");
+  const item = element("li", "", button, element("div", "", element("i", "")), element("span", ""));
+  button.addEventListener("click", () => openCall(item.call));
+  return item;
+}
+
+// A bar for each call from its arrival to its end, and a line from the end of each that made one of its inputs.
+function showProgram() {
+  for (const call of [...ended.values(), ...running.values()].filter((call) => call.program === open.program)) {
+    if (program.get(call.id)?.state !== "ended") program.set(call.id, call);
+  }
+  const calls = [...program.values()].sort((one, other) => one.at - other.at).slice(-MOST_OF_PROGRAM);
+  const endOf = (call) => call.at + (call.e2e_s ?? Math.max(0, now - call.at));
+  const from = Math.min(...calls.map((call) => call.at)), whole = Math.max(1e-3, Math.max(...calls.map(endOf)) - from);
+  const places = new Map(calls.map((call, i) => [call.id, { x: 100 * (endOf(call) - from) / whole, y: i + 0.5 }]));
+  setText(by("program_count"), `${calls.length} calls, ${seconds(whole)}`);
+  const items = sized(by("program").firstElementChild, calls.length, newStep);
+  calls.forEach((call, i) => {
+    const [button, track, said] = (items[i].call = call, items[i]).children, bar = track.firstElementChild;
+    setClass(items[i], call.state !== "ended" ? "running" : call.outcome === "ok" ? "" : "failed");
+    items[i].ariaCurrent = call.id === open.id ? "true" : null;
+    setText(button, time.format(1000 * call.at));
+    bar.style.marginLeft = `${(100 * (call.at - from)) / whole}%`;
+    setWidth(bar, (endOf(call) - call.at) / whole);
+    setText(said, `${call.state === "ended" ? call.outcome : "running"}, ${seconds(endOf(call) - call.at)}, ${call.engine ?? "–"}`);
+  });
+  const lines = calls.flatMap((call) => (call.made_by ?? []).map((id) => places.get(id)).filter(Boolean).map(
+    ({ x, y }) => `M${x} ${y}L${100 * (call.at - from) / whole} ${places.get(call.id).y}`));
+  const svg = by("program").lastElementChild;
+  svg.setAttribute("viewBox", `0 0 100 ${calls.length}`);
+  svg.firstElementChild.setAttribute("d", lines.join(""));
 }
 
 // A receipt as a row of the table.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
@@ -254,6 +255,22 @@ async def test_a_chained_call() -> None:
         (424, "input_failed"),
         (400, "invalid_request_error"),
     ]
+
+
+async def test_the_calls_of_a_program_name_those_that_made_their_inputs() -> None:
+    programs = {"s": {"x": "Hi", "y": "{{x}}", "z": "{{x}} {{y}}"}, "other": {"x": "Hi"}}
+    async with fleet() as made:
+        for session, steps in programs.items():
+            for output, text in steps.items():
+                headers = f"plait-session: {session}", f"plait-output: {output}", f"x-request-id: {output}"
+                given = [f"plait-inputs: {', '.join(re.findall('[xy]', text))}"] if "{{" in text else []
+                await made.send(request(said(text), *headers, *given))
+        await asyncio.sleep(0.02)
+        whole = (await get(made, "/admin/receipts")).json["data"]
+        (program,) = {one["program"] for one in whole if one["request_id"] == "z"}
+        found = (await get(made, f"/admin/receipts?program={program}")).json["data"]
+    assert {one["request_id"]: one["made_by"] for one in found} == {"z": ["x", "y"], "y": ["x"], "x": None}
+    assert len({one["program"] for one in whole}) == len(programs)
 
 
 async def test_no_receipts() -> None:

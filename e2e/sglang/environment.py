@@ -33,7 +33,9 @@ KEPT_OUT: Final = (
 
 def install(environment: Environment) -> None:
     """Install SGLang with the stand-ins."""
-    environment.install_engine((f"sglang=={SGLANG}", *TOOLS), CONSTRAINTS, replaced=REPLACED, kept_out=KEPT_OUT)
+    environment.install_engine(
+        (f"sglang[tracing]=={SGLANG}", *TOOLS), CONSTRAINTS, replaced=REPLACED, kept_out=KEPT_OUT
+    )
     environment.install(str(STAND_INS))
 
 

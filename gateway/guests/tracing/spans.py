@@ -84,8 +84,10 @@ class _Spans(NamedTuple):
     def of(self, ended: EndedCall | EndedProgram) -> Iterator[ReadableSpan]:
         if isinstance(ended, EndedProgram):
             given: dict[str, Value | None] = {
-                "plait.program": ended.session, "gen_ai.conversation.id": ended.session, "plait.tenant": ended.tenant
-            }  # fmt: skip
+                "plait.program": ended.session,
+                "gen_ai.conversation.id": ended.session,
+                "plait.tenant": ended.tenant or None,
+            }
             yield self._span("plait.program", ended.span_id, ended.parent_id, (ended.began_s, ended.ended_s), given)
             return
         receipt, span_id = ended.receipt, ended.span_id

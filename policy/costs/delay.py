@@ -174,19 +174,16 @@ def offer(asked: CallToPlace, situation: Situation, engine: EngineView) -> Offer
     # Only blocks that leave the last tier are lost; its `free_tokens` include the faster tiers.
     free_tokens = engine.tiers.views[-1].free_tokens if engine.tiers.views else engine.free_tokens
     if free_tokens is not None:
-        evicted_s = _evicted_s(asked.call, situation, engine, cached_blocks, free_tokens)
-        if evicted_s:
-            cost.evicted_s = evicted_s
+        missed_tokens = asked.call.prompt_tokens - cached_blocks * asked.call.block_tokens
+        short_tokens = missed_tokens + engine.ledger.mean_output_tokens - free_tokens
+        if short_tokens > 0:
+            cost.evicted_s = _evicted_s(asked.call, situation, engine, short_tokens)
     late_s = asked.late_s(cost) if asked.is_promised else 0.0
     return Offer((late_s, cost.total_s), engine, cached_blocks, cost)
 
 
-def _evicted_s(call: Call, situation: Situation, engine: EngineView, cached_blocks: int, free_tokens: float) -> float:
+def _evicted_s(call: Call, situation: Situation, engine: EngineView, short_tokens: float) -> float:
     """The delay of the prefills that repeat, once each, because the call makes the last tier evict blocks by LRU."""
-    missed_tokens = call.prompt_tokens - cached_blocks * call.block_tokens
-    short_tokens = missed_tokens + engine.ledger.mean_output_tokens - free_tokens
-    if short_tokens <= 0:
-        return 0.0
     own, now_s, costs, lost_s = {segment.node for segment in situation.path}, situation.now_s, engine.cost_model, 0.0
     for node, blocks in islice(engine.tiers.lowest.victims(ceil(short_tokens / call.block_tokens), own), MOST_VICTIMS):
         uses = node.uses(now_s)

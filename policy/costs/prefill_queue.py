@@ -75,15 +75,15 @@ class PrefillQueue:
     - `unsent`, `sent`: how many are in each state.
     - `sent_tokens`, `sent_attention_s`: sums over the sent; `tokens_of`: their tokens by precedence; `tenants`: their
       number by tenant.
-    - `head_s`: when the engine began the oldest sent one.
+    - `oldest`: the one that was sent first; `head_s`: when the engine began it.
     - `computed_tokens`, `computed_attention_s`: all that was computed so far, the begun part of aborted ones included.
     - `expires_s`: when the next prefill ends by the timer; infinite: none does.
     """
 
     __slots__ = (
         *("_begin_by", "_unsent", "_on_time", "_order", "_own_time_s", "_rest", "_sent", "_sent_time_s", "_whole"),
-        *("attention_s", "computed_attention_s", "computed_tokens", "expires_s", "head_s", "unsent", "on_time_tokens"),
-        *("sent", "sent_attention_s"),
+        *("attention_s", "computed_attention_s", "computed_tokens", "expires_s", "head_s", "oldest", "unsent"),
+        *("on_time_tokens", "sent", "sent_attention_s"),
         *("sent_tokens", "tenants", "tokens", "tokens_of"),
     )
 
@@ -101,6 +101,7 @@ class PrefillQueue:
         self._whole: deque[tuple[float, Prefill]] = deque()  # (predicted end, prefill) of calls that are not streamed
         self._begin_by: list[tuple[float, int, Prefill]] = []  # a heap by `begins_by_s`; entries may be stale
         self._order = count()
+        self.oldest: Prefill | None = None
         self.unsent = self.sent = 0
         self.head_s = 0.0
         self.expires_s = inf
@@ -129,7 +130,7 @@ class PrefillQueue:
             if prefill.is_on_time:
                 self._expect(prefill)
         if not self._sent:
-            self.head_s = now_s
+            self.head_s, self.oldest = now_s, prefill
         prefill.sent_s = now_s
         self._sent[prefill] = None
         self.sent += 1
@@ -149,6 +150,8 @@ class PrefillQueue:
         if prefill in self._sent:
             self._add_computed(prefill, now_s, is_computed=is_computed)
             del self._sent[prefill]
+            if prefill is self.oldest:
+                self.oldest = next(iter(self._sent), None)
             if not self._sent and not self._unsent:
                 self._clear()
                 return
@@ -292,14 +295,9 @@ class PrefillQueue:
         return self._own_time_s / self._sent_time_s if self._sent_time_s else 1.0
 
     @property
-    def oldest(self) -> Prefill | None:
-        """The prefill that was sent first."""
-        return next(iter(self._sent), None)
-
-    @property
     def most_progress_s(self) -> float:
         """The upper bound of `progress_s` until the next event."""
-        return MOST_PROGRESS * next(iter(self._sent)).time_s if self._sent else 0.0
+        return 0.0 if self.oldest is None else MOST_PROGRESS * self.oldest.time_s
 
     def computed(self, now_s: float) -> tuple[float, float]:
         """(tokens, attention seconds) computed so far, with the progress of the oldest prefill."""
@@ -311,7 +309,8 @@ class PrefillQueue:
 
     def progress_s(self, now_s: float) -> float:
         """The computed seconds of the oldest sent prefill."""
-        return min(now_s - self.head_s, self.most_progress_s)
+        so_far_s, most_s = now_s - self.head_s, 0.0 if self.oldest is None else MOST_PROGRESS * self.oldest.time_s
+        return so_far_s if so_far_s < most_s else most_s  # placement reads it for each engine that it compares
 
     def check(self) -> None:
         """Assert the invariants; for tests."""
@@ -322,6 +321,7 @@ class PrefillQueue:
             assert tokens == sum(prefill.tokens for prefill in prefills)
             assert abs(attention_s - sum(prefill.attention_s for prefill in prefills)) < 1e-6 or not prefills
         assert (self.unsent, self.sent) == (len(self._unsent), len(self._sent))
+        assert self.oldest is next(iter(self._sent), None)
         assert self.expires_s == (self._whole[0][0] if self._whole else inf)
         waiting = [*self._unsent, *self._sent]
         assert self.on_time_tokens == sum(prefill.tokens for prefill in waiting if prefill.is_on_time)

@@ -11,6 +11,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from math import exp, log, sqrt
 from typing import Final
 
@@ -50,6 +51,8 @@ TOOLS, ASKED_A_TOOL = 300, Spread(39, 64)
 DEMONSTRATION, GAME, OBSERVATION, ACTION = 300, Spread(1_735, 200, 500), Spread(6, 3), Spread(16, 13)
 STEPS: Final = 48
 """A game's calls: each has all that was seen and done before."""
+PUBLISHED_STEPS: Final = 18
+"""The calls of a game in the generator that is published with the paper's code."""
 
 EXAMPLES, PROBLEM, PROGRAM = 850, Spread(3_020, 1_600, 200), Spread(190, 343)
 SAMPLES: Final = 10
@@ -76,13 +79,24 @@ def embodied(calls: int, rate: float, seed: int) -> list[Session]:
     """Games of 48 steps, one after the other. The last game may be cut short."""
     dice = random.Random(f"embodied {seed}")
     begins_s = poisson_arrivals(-(-calls // STEPS), rate / STEPS, seed)
-    sessions: list[Session] = [list(_game(number, arrives_s, dice)) for number, arrives_s in enumerate(begins_s)]
+    demonstration = extended(EMPTY, SYSTEM_ID, DEMONSTRATION)
+    sessions: list[Session] = [
+        list(_game(extended(demonstration, number, GAME.normal(dice)), number, arrives_s, dice))
+        for number, arrives_s in enumerate(begins_s)
+    ]
     sessions[-1] = sessions[-1][: calls - STEPS * (len(sessions) - 1)]
     return sessions
 
 
-def _game(number: int, arrives_s: float, dice: random.Random) -> Iterator[SimulatedCall]:
-    prompt = extended(extended(EMPTY, SYSTEM_ID, DEMONSTRATION), number, GAME.normal(dice))
+def published_game(number: int, seed: int) -> Iterator[SimulatedCall]:
+    """The calls of a game as published: its prompts begin with the game's own name, so games share nothing."""
+    dice = random.Random(f"game {number} {seed}")
+    prompt = extended(EMPTY, number, DEMONSTRATION + GAME.normal(dice))
+    return islice(_game(prompt, number, 0.0, dice), PUBLISHED_STEPS)
+
+
+def _game(prompt: Prompt, number: int, arrives_s: float, dice: random.Random) -> Iterator[SimulatedCall]:
+    """The calls of the game that begins with `prompt`."""
     for step in range(STEPS):
         answer_id = FIRST_UNIQUE_ID + (number * STEPS + step) * 2
         answer_tokens = ACTION.skewed(dice)

@@ -5,6 +5,8 @@ Then what a call costs that passes admission as it ships: with nobody waiting, a
 Prompts are hashed beforehand. Two trees have the statistics of Preble's table 1: tool lists (many branches, short
 prompts) and questions about videos (few branches, long prompts). Engines report their caches, or do not. Some calls are
 always outstanding. One core; the minimum of several rounds counts, since other work on the machine only adds to it.
+
+With `--held` it is `python -m benchmarks held` instead: how placement does against others.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from functools import partial
 from statistics import fmean, pstdev
 from typing import Final
 
+from benchmarks import held
 from benchmarks.placing import receipts
 from benchmarks.placing.full_line import FullLine
 from benchmarks.running.command import timed_parser
@@ -50,6 +53,7 @@ REPORT_EVERY: Final = 100
 """Calls between two reports of an engine."""
 LINE_ENGINES: Final = 8
 WAITING: Final = 10_000
+HELD: Final = "--held"
 MOST_TIMES: Final = 2.0
 """What a call may cost with `WAITING` calls in the lines, over what it costs with none."""
 
@@ -104,6 +108,9 @@ class LineRow:
 
 def main() -> int:
     """Measure, print, write; returns 1 if a claim fails."""
+    if HELD in sys.argv:
+        sys.argv.remove(HELD)
+        return held.main()
     parser = timed_parser(__doc__, rounds=3)
     parser.add_argument("--policy", default="plait", help="default: %(default)s")
     parser.add_argument("--calls", type=int, default=CALLS, help="measured in a round (default: %(default)s)")

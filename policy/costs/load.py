@@ -71,6 +71,11 @@ class LoadLedger:
         return f"LoadLedger(calls={len(self)}, prefill_s={self._prefill_s:.3f}, decode_s={self.decode_s():.3f})"
 
     @property
+    def prefill_share(self) -> float:
+        """The part of the window that prefills take."""
+        return self._prefill_s / self.window_s
+
+    @property
     def mean_call_tokens(self) -> float:
         """The mean prompt of the calls in the window and the mean output; 0 without calls."""
         return self._prompt_tokens / len(self._entries) + self.mean_output_tokens if self._entries else 0.0

@@ -133,6 +133,16 @@ REPAID = 4.0
 the uses of this time.
 """
 
+IN_ROOM = 4.0
+"""Where there is room, a copy is credited with so many times these uses: it stays, and nobody waits for its prefill.
+
+An engine has none if it would evict something for the copy, or computes prompts for more than `BUSY` of its time.
+Copies are prompts, so they limit themselves. So does a working set that is still to come: free KV is no room yet.
+"""
+
+BUSY = 0.1
+"""In between, the room falls linearly."""
+
 
 def repay_copies(asked: CallToPlace, situation: Situation, offers: Sequence[Offer]) -> None:
     """Take off the offers what a copy of the prompt's longest cached part would repay on engines without it."""
@@ -150,7 +160,9 @@ def repay_copies(asked: CallToPlace, situation: Situation, offers: Sequence[Offe
     for one in offers:
         if one.cached_blocks < blocks:
             with_copy_s = cost_with_copy(asked, one, blocks, situation.overtaken).total_s
-            one.cost.repaid_s = repaid_s = uses * max(0.0, holder_s - with_copy_s)
+            room = 0.0 if one.cost.evicted_s else max(0.0, 1.0 - one.engine.ledger.prefill_share / BUSY)
+            repaid_s = uses * (1.0 + (IN_ROOM - 1.0) * room) * max(0.0, holder_s - with_copy_s)
+            one.cost.repaid_s = repaid_s
             one.rank = one.rank[0], one.rank[1] - repaid_s
 
 

@@ -34,7 +34,7 @@ MOST_WAIT_S = 2.5 * (0.001 * 20 + 0.000_01 * 20)
 class Engine:
     """An engine: which blocks it has cached, the missed tokens of the calls that wait, the contexts of all calls.
 
-    Those that wait were sent, or are `held` in the gateway.
+    Those that wait were sent, or are `held` in the gateway. It has `computed` a prompt of so many tokens just now.
     """
 
     cached: str = ""
@@ -42,6 +42,12 @@ class Engine:
     contexts: tuple[int, ...] = ()
     batch_tokens: int = 100
     held: tuple[int, ...] = ()
+    computed: int = 0
+
+    @property
+    def prefill_share(self) -> float:
+        """The part of three minutes."""
+        return (0.010 + 0.001_01 * self.computed) / 180 if self.computed else 0.0
 
 
 def hashes(prompt: str) -> list[int]:
@@ -70,6 +76,8 @@ def situation(*engines: Engine, prompt: str = "prefix", turn: int = 0) -> Situat
         for tokens in engine.held:
             view.queue.add(Prefill(tokens, tokens * 0.001, 0.0, 0.0))
         view.use_report(engine.batch_tokens, urgent_first=False)
+        if engine.computed:
+            view.ledger.book(tree.root, engine.computed, engine.computed, 0.0)
         views.append(view)
     return Situation(tree.match(hashes(prompt)), views, turn, 0.0, Traffic(60.0, OUTPUT_TOKENS))
 
@@ -140,6 +148,12 @@ def used(fleet: Situation, uses: int) -> Situation:
     for _ in range(uses if fleet.path else 0):
         fleet.path[-1].node.use(0.0)
     return fleet
+
+
+def test_a_copy_is_made_earlier_where_prompts_take_little_time() -> None:
+    holder = Engine("prefix", contexts=(60,))
+    for other, expected in ((Engine(), "1"), (Engine(computed=30_000), "0")):
+        assert least_delay(call_of("prefix"), used(situation(holder, other), 40)).engine_id == expected
 
 
 def test_a_copy_of_a_prefix_is_made_earlier_if_it_is_used_often() -> None:
@@ -250,9 +264,10 @@ ENGINES = st.builds(
     st.lists(st.integers(0, 300), max_size=3).map(tuple),
     st.just(()),
     st.sampled_from((64, 100)),
+    computed=st.sampled_from((0, 9_000, 30_000)),
 ).flatmap(
     lambda engine: st.lists(st.integers(1, 500), min_size=len(engine.waiting), max_size=8).map(
-        lambda contexts: Engine(engine.cached, engine.waiting, tuple(contexts), engine.batch_tokens)
+        lambda contexts: replace(engine, contexts=tuple(contexts))
     )
 )
 
@@ -299,7 +314,8 @@ def naive_of_all(engines: list[Engine], prompt: str, uses: int) -> list[float]:
         served = uses / 60 * 4 * answered_s / (len(holders) + 1)
         for number, (engine, blocks) in enumerate(zip(engines, held, strict=True)):
             if blocks < most:
-                totals[number] -= served * max(0.0, best_s - naive(engine, prompt, most)[0])
+                in_room = 1 + 3 * max(0.0, 1 - engine.prefill_share / 0.1)
+                totals[number] -= served * in_room * max(0.0, best_s - naive(engine, prompt, most)[0])
     return totals
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from heapq import nlargest
 from math import inf
 from operator import attrgetter
 from typing import Final
@@ -124,7 +123,7 @@ def candidates(asked: CallToPlace, situation: Situation, engines: Sequence[Engin
     if most_blocks:
         lowest = map(_lowest_tier, engines)
         most = [0 if one.finds_nothing else most_blocks.get(one.engine_id, 0) for one in lowest]
-        chosen.update(nlargest(few, by_busy, key=most.__getitem__))
+        chosen.update(sorted(by_busy, key=most.__getitem__, reverse=True)[:few])
     return [engines[place] for place in sorted(chosen)]
 
 

@@ -219,7 +219,8 @@ PARTS := test-3.12 test-3.13 properties coverage-policy coverage-backends covera
 	benchmark-tools generated-requests conversations vllm-1 vllm-2 vllm-3 vllm-metagpt vllm-oldest vllm-versions sglang-1 sglang-2 sglang-3 \
 	sglang-versions llamacpp release pages exact-tokens $(addprefix mission-,agents-a agents-b promises tenants order programs-others \
 	programs-busy-200 programs-busy-2000 programs-busy-6000 prefixes preble scheduler documents gateways unnamed ranks-sessions \
-	ranks-tools comparison estimates-sessions estimates-documents windows) margins tiers as-run vllm-estimates vllm-estimates-placed sglang-estimates
+	ranks-tools comparison estimates-sessions estimates-documents windows) margins tiers as-run vllm-estimates vllm-estimates-placed sglang-estimates \
+	placement
 
 # All of them, or `make nightly PARTS="soak release"`.
 nightly:
@@ -327,6 +328,9 @@ nightly-mission-%: setup
 
 nightly-margins: setup
 	$(BIN)/python -m benchmarks margins --quick
+
+nightly-placement: setup
+	$(BIN)/python -m benchmarks placement --held --only "documents 64" "games 20" --policies smg lmetric
 
 nightly-as-run: setup
 	$(BIN)/python -m benchmarks as_run

@@ -36,7 +36,7 @@ RUNS: Final[Mapping[str, list[str]]] = {
     "ablation": ["--calls", "1500", "--seeds", "1", "2"],
 }
 """Benchmarks of `--run` with their options: some half an hour on two cores."""
-RUNS_LONG: Final[Mapping[str, list[str]]] = {"applications": [], "local_scheduler": [], "policies": []}
+RUNS_LONG: Final[Mapping[str, list[str]]] = {"applications": [], "local_scheduler": [], "policies": [], "held": []}
 LEFT: Final = ROOT / ".cache" / "results"
 """Finished tasks of long runs."""
 

@@ -132,7 +132,7 @@ REPAID = 4.0
 the uses of this time.
 """
 
-IN_ROOM = 4.0
+IN_ROOM = 5.0
 """Where there is room, a copy is credited with so many times these uses: it stays, and nobody waits for its prefill.
 
 An engine has none if it would evict something for the copy, or computes prompts for more than `BUSY` of its time.
@@ -141,6 +141,9 @@ Copies are prompts, so they limit themselves. So does a working set that is stil
 
 BUSY = 0.1
 """In between, the room falls linearly."""
+
+BURST = 10.0
+"""So many uses of the last minute may be a burst, such as the samples of one problem, and end. Others go on."""
 
 
 def repay_copies(asked: CallToPlace, situation: Situation, offers: Sequence[Offer]) -> None:
@@ -155,12 +158,14 @@ def repay_copies(asked: CallToPlace, situation: Situation, offers: Sequence[Offe
         ids = {one.engine_id for one in node.holdings.values() if one.cached_blocks >= blocks - node.start_blocks}
         count = max(count, sum([engine.tiers.lowest.engine_id in ids for engine in situation.engines]))
     lasts_s, holder_s = REPAID * (best.cost.first_token_s + best.cost.decode_s), best.rank[1]
-    uses = node.uses(situation.now_s) / USES_S * lasts_s / (count + 1)
+    minute = node.uses(situation.now_s)
+    uses = minute / USES_S * lasts_s / (count + 1)
+    more = (IN_ROOM - 1.0) * max(0.0, 1.0 - BURST / minute) if minute else 0.0
     for one in offers:
         if one.cached_blocks < blocks:
             with_copy_s = cost_with_copy(asked, one, blocks, situation.overtaken).total_s
             room = 0.0 if one.cost.evicted_s else max(0.0, 1.0 - one.engine.ledger.prefill_share / BUSY)
-            repaid_s = uses * (1.0 + (IN_ROOM - 1.0) * room) * max(0.0, holder_s - with_copy_s)
+            repaid_s = uses * (1.0 + more * room) * max(0.0, holder_s - with_copy_s)
             one.cost.repaid_s = repaid_s
             one.rank = one.rank[0], one.rank[1] - repaid_s
 

@@ -314,7 +314,8 @@ def naive_of_all(engines: list[Engine], prompt: str, uses: int) -> list[float]:
         served = uses / 60 * 4 * answered_s / (len(holders) + 1)
         for number, (engine, blocks) in enumerate(zip(engines, held, strict=True)):
             if blocks < most:
-                in_room = 1 + 3 * max(0.0, 1 - engine.prefill_share / 0.1)
+                lasting = max(0.0, 1 - 10 / uses) if uses else 0.0
+                in_room = 1 + 4 * lasting * max(0.0, 1 - engine.prefill_share / 0.1)
                 totals[number] -= served * in_room * max(0.0, best_s - naive(engine, prompt, most)[0])
     return totals
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from heapq import heappush, heappushpop, nlargest
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
 import msgspec
@@ -37,6 +37,15 @@ WORST: Final[dict[str, Callable[[Receipt], float]]] = {
 }
 
 _LIST: Final = msgspec.json.Decoder(dict[str, Any])
+
+
+class Sought(NamedTuple):
+    """What listed receipts have; None: anything."""
+
+    tenant: str | None
+    engine: str | None
+    code: str | None
+    program: str | None
 
 
 class ReceiptsApi:
@@ -96,9 +105,10 @@ class ReceiptsApi:
     async def _list(self, request: Request) -> Response:
         self._access.check(request)
         asked = request.query_params
-        unknown = set(asked) - {"tenant", "engine", "code", "program", "worst", "limit"}
+        unknown = set(asked) - {*Sought._fields, "worst", "limit"}
         if unknown:
-            raise CallerError(f"Unknown: {', '.join(sorted(unknown))}. Use tenant, engine, code, program, worst, limit.")
+            known = f"{', '.join(Sought._fields)}, worst and limit"
+            raise CallerError(f"Unknown: {', '.join(sorted(unknown))}. Use {known}.")
         worst, limit = asked.get("worst"), asked.get("limit", f"{LISTED}")
         if worst is not None and worst not in WORST:
             raise CallerError("worst: expected wait or late.", param="worst")
@@ -106,9 +116,7 @@ class ReceiptsApi:
             raise CallerError(f"limit: expected a number from 1 to {MOST_LISTED}.", param="limit")
         found = [
             (WORST[worst](receipt) if worst else receipt.at, shown(receipt, self._label))
-            for receipt in await self._selected(
-                asked.get("tenant"), asked.get("engine"), asked.get("code"), asked.get("program"), worst, int(limit)
-            )
+            for receipt in await self._selected(Sought(*map(asked.get, Sought._fields)), worst, int(limit))
         ]
         target = f"{ADMIN_PATH}?{request.url.query}"
         for body in await self._elsewhere(request, target, Checked(ADMIN_KEY)):
@@ -118,18 +126,11 @@ class ReceiptsApi:
             return _json({"data": [{"order": order, "receipt": receipt} for order, receipt in best]})
         return _json({"object": "list", "data": [receipt for _, receipt in best]})
 
-    async def _selected(
-        self,
-        tenant: str | None,
-        engine: str | None,
-        code: str | None,
-        program: str | None,
-        worst: str | None,
-        limit: int,
-    ) -> Sequence[Receipt]:
+    async def _selected(self, sought: Sought, worst: str | None, limit: int) -> Sequence[Receipt]:
         """The matching receipts of this gateway: the newest, or the worst by a measure."""
         found: list[tuple[float, int, Receipt]] = []
         measure, looked = WORST[worst] if worst else _at, 0
+        tenant, engine, code, program = sought
         for receipt in self._receipts.newest((program or engine or code or "").encode(errors="replace")):
             looked += 1
             if looked % AT_ONCE == 0:

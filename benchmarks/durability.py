@@ -2,7 +2,7 @@
 
 `python -m benchmarks durability [--rounds N] [--folder PATH] [--synchronous KIND] [--json PATH]`. Rounds take turns
 between a gateway without a store and one with it. A hop is the way from a call's answer to the call that takes its
-value, at the engine (`hop` has it in detail). Then sessions get values of 3 KB at a steady pace, each of which a client
+value, at the engine. Then sessions get values of 3 KB at a steady pace, each of which a client
 waits for; the CPU time is the whole process's, beyond that of the same values without a store.
 """
 

@@ -123,13 +123,6 @@ class Served:
         body = msgspec.json.encode({"session_id": session, "semantic_var_id": variable, "criteria": criteria})
         return Request(self.gateway, "POST", "/v1/get", {}, body)
 
-    async def held_calls(self) -> int:
-        """Calls that wait for their inputs, by the gateway's own count."""
-        request = Request(self.gateway, "GET", "/metrics", {}, b"")
-        await request.task
-        lines = request.body.decode().splitlines()
-        return sum(int(float(line.split()[1])) for line in lines if line.startswith("plait_held_calls"))
-
     async def end(self, session: str) -> None:
         """End a session and all that waits in it."""
         await Request(self.gateway, "DELETE", f"/v1/sessions/{session}", {}, b"").task

@@ -127,7 +127,9 @@ class _Games:
         self._coming = (published_game(number, seed) for number in count())
         dice = random.Random(f"begun games {seed}")
         begun = (dice.randrange(PUBLISHED_STEPS) for _ in range(alive))
-        self._answered = [islice(game, steps, None) for game, steps in zip(self._coming, begun, strict=False)]
+        self._answered: list[Iterator[SimulatedCall]] = [
+            islice(game, steps, None) for game, steps in zip(self._coming, begun, strict=False)
+        ]
         self._missed: list[float] = []
         """The chances of ticks that found no game with an answer."""
 

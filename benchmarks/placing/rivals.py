@@ -40,12 +40,6 @@ def llmd_latency(call: Call, situation: Situation) -> Placement:
     return place(call, min(engines, key=ttfts_s.__getitem__), held)
 
 
-def least_ttft(call: Call, situation: Situation) -> Placement:
-    """The least predicted TTFT."""
-    held, engines = cached_blocks(call, situation), in_turn(situation)
-    return place(call, min(engines, key=lambda one: _ttft_s(call, one, held[one], situation.now_s)), held)
-
-
 def dynamo_cost(call: Call, situation: Situation) -> Placement:
     """The least sum of blocks to compute and blocks in use."""
     held, engines = cached_blocks(call, situation), in_turn(situation)

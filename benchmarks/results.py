@@ -97,6 +97,16 @@ def _lines(stored: Stored) -> Iterator[str]:
         "",
     )
     yield from table(("row", "claim", "value", "wanted", ""), map(_claimed, stored.reports["mission"]["results"]))
+    failing = list(_failing(stored))
+    yield from (
+        "",
+        "## What does not hold",
+        "",
+        f"The {len(failing)} claims of [the reports](#the-reports) whose figures fall short. Most are of the papers,",
+        "on other hardware or other data: their tables below say why, figure by figure.",
+        "",
+    )
+    yield from table(("report", "claim", "value", "wanted", "measured"), failing)
     yield from _placement(stored)
     yield from (
         "",
@@ -154,6 +164,18 @@ def _claimed(row: Mapping[str, Any]) -> list[str]:
     name = f"{row['name']} ({row['where']})" if row.get("where") else row["name"]
     value = "none" if row["value"] is None else f"{row['value']:.3f}"
     return [row["row"], name, value, row["wanted"], "holds" if row["holds"] else "**fails**"]
+
+
+def _failing(stored: Stored) -> Iterator[list[str]]:
+    for report, found in stored.reports.items():
+        for claim in found["claims"]:
+            if not claim["holds"]:
+                _, *figures, _ = _claimed({"row": "", **claim})
+                yield [
+                    f"[{report}](results/{report}.json)",
+                    *figures,
+                    claim.get("excused", "").removeprefix("Measured: "),
+                ]
 
 
 def _source(name: str, report: Mapping[str, Any]) -> list[str]:

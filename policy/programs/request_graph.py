@@ -195,11 +195,6 @@ class RequestGraph:
         node = self.variables.get(variable)
         return None if node is None else node.producer
 
-    def makers(self, call_id: str) -> tuple[str, ...]:
-        """The calls that made, or will make, a call's inputs; without what clients set."""
-        made_by = dict.fromkeys(variable.producer for variable in self.call(call_id).inputs)
-        return tuple(one for one in made_by if one is not None and one != CLIENT)
-
     def check_new(self, call_id: str, inputs: Iterable[str], outputs: Iterable[str]) -> None:
         """Raise what `add` would raise if the failed variables among `outputs` were forgotten."""
         new = [name for name in outputs if self.variable_state(name) is not VariableState.FAILED]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
+from itertools import islice
 from math import inf
 from typing import ClassVar, Final, NamedTuple
 
@@ -184,7 +185,7 @@ class ChainedCall:
             incoming = msgspec.structs.replace(
                 asked.incoming,
                 path=self.path,
-                request_id=f"{call.call_id}.{number}" if number else call.call_id,
+                request_id=_step_id(call.call_id, number),
                 arrived_s=loop_time_s() if number else ready.ready_s,
             )
             self.promise.steps_left = count - number
@@ -315,7 +316,7 @@ class ChainedCall:
                 begins_anew=partial(self._begins_anew, was_refused),
                 output=None if output is None else output.variable,
                 inputs_s=self.call.held_s,
-                made_by=self.session.graph.makers(self.call.call_id)[:MOST_MAKERS],
+                made_by=_makers(self.session, self.call),
                 program=_program_id(promised.tenant, self.session.session_id),
             )
             avoids = frozenset([tried.engine_id for tried in failed])
@@ -403,6 +404,18 @@ class ChainedCall:
         )
         if self._task is None:
             self._let_go()
+
+
+def _step_id(call_id: str, number: int) -> str:
+    """The request id of the step that generates a call's output of this number."""
+    return f"{call_id}.{number}" if number else call_id
+
+
+def _makers(session: Session, call: HeldCall) -> tuple[str, ...]:
+    """The request ids of the steps that made a call's inputs, without what clients set; none once the session ended."""
+    made = [(maker, name) for name in call.inputs if (maker := session.outputs.get(name)) is not None]
+    ids = dict.fromkeys(_step_id(maker.call_id, maker.variables.index(name)) for maker, name in made)
+    return tuple(islice(ids, MOST_MAKERS))
 
 
 def _program_id(tenant: str, session_id: str) -> str:

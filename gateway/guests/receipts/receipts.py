@@ -125,7 +125,7 @@ class Receipts:
             asked.agent.name[:MOST_ID],
             asked.agent.parent[:MOST_ID],
             asked.slot.program,
-            asked.slot.made_by,
+            asked.slot.made_by and tuple([made_by[:MOST_ID] for made_by in asked.slot.made_by]),
         )  # fmt: skip
 
     def explained(self, asked: Asked, placement: Placement) -> Receipt:

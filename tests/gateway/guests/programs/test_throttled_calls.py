@@ -94,3 +94,17 @@ async def test_a_call_fails_at_a_limit_that_does_not_pass_in_time(refusal: Limit
         got = await chain(served)
         await asyncio.wait_for(got.task, WITHIN_S)
         assert got.refusal == (424, "variable_failed")
+
+
+async def test_all_calls_that_wait_for_a_limit_are_told_that_their_session_has_ended() -> None:
+    """They are told a few at a time, and wake in between."""
+    async with served_calls() as served:
+        throttled(served, *[limit(retry_after_s=0.002)] * 100_000)
+        asked = [await served.chat(f"Hi {number}", session="s", output=f"v{number}") for number in range(300)]
+        for _ in range(50):
+            await asyncio.sleep(0)
+        await served.send("/v1/sessions/s", method="DELETE")
+        async with asyncio.timeout(WITHIN_S):
+            for one in asked:
+                await one.begun.wait()
+    assert {one.refusal for one in asked} == {(410, "session_ended")}

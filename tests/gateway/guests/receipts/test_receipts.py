@@ -273,6 +273,23 @@ async def test_the_calls_of_a_program_name_those_that_made_their_inputs() -> Non
     assert len({one["program"] for one in whole}) == len(programs)
 
 
+async def test_a_maker_is_the_step_that_made_the_input() -> None:
+    """A call with several outputs takes a step for each."""
+
+    def call(prompt: str, made: str, *inputs: str) -> dict[str, Any]:
+        places = [{"name": name, "in_out": name in made, "semantic_var_id": name} for name in (*inputs, *made)]
+        return {"model": "m", "prompt": prompt, "max_tokens": 4, "placeholders": places}
+
+    program = {"session": "s", "calls": [call("{{a}} {{b}}", "ab"), call("{{b}} {{c}}", "c", "b")], "gets": {"c": None}}
+    async with fleet() as made:
+        answered = await reply(made, request(json.dumps(program).encode(), "x-request-id: P", path="/v1/programs"))
+        assert answered.status == 200, answered
+        await asyncio.sleep(0.02)
+        found = (await get(made, "/admin/receipts")).json["data"]
+    makers = {one["request_id"]: one["made_by"] for one in found if one["path"] != "/v1/programs"}
+    assert makers == {"P:0": None, "P:0.1": None, "P:1": ["P:0.1"]}
+
+
 async def test_no_receipts() -> None:
     async with fleet(receipts={"max_bytes": 0}) as made:
         answered = await reply(made, request())

@@ -31,6 +31,9 @@ MOST_CALLS: Final = 200
 MOST_SENT: Final = 50
 """The most calls in one event: the newest."""
 
+MOST_ID: Final = 128
+"""A longer request id is cut, as in receipts."""
+
 RATE_S: Final = 10.0
 """The time over which rates are computed."""
 
@@ -188,8 +191,10 @@ class Feed:
             at = time() - (loop_time_s() - delivery.arrived_s)
             row = CallRow(self._numbers, round(at, 3), model, self.label(delivery.asked.tenant), call.prompt_tokens)
             row.agent, row.parent_agent = delivery.asked.agent.name, delivery.asked.agent.parent
-            row.id = call.call_id if self.keeps_receipts else ""
-            row.program, row.made_by = delivery.asked.slot.program, delivery.asked.slot.made_by
+            if self.keeps_receipts:
+                slot = delivery.asked.slot
+                row.id, row.program = call.call_id[:MOST_ID], slot.program
+                row.made_by = tuple([made_by[:MOST_ID] for made_by in slot.made_by])
             self._open[delivery] = row
         return row
 

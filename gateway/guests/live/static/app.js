@@ -10,6 +10,7 @@ const STATUS_MS = 2000; // between two looks at the status
 const MOST_TENANTS = 10; // shown
 const MOST_WORST = 10; // calls that waited longest, or were latest
 const MOST_OF_PROGRAM = 100; // calls: the newest
+const ASKED_MS = 5000; // between two looks at the receipts of a program
 const STILL_MS = 30_000; // rows stand still for so long after the last sign of somebody who chooses one
 const STORED = "plait-admin-key";
 
@@ -309,7 +310,7 @@ function showRows(calls) {
 function showCalls(news) {
   keep(news);
   if (by("opened").open) {
-    if (open.program) showProgram();
+    if (shown) followProgram(news.calls);
     const end = open.state !== "ended" && [...ended.values()].find((call) => call.id === open.id);
     if (end) openCall(end);
     return;
@@ -328,7 +329,7 @@ function showCalls(news) {
 
 let headers = {}; // with the key
 let open = null; // the call that was opened last
-let program = new Map(); // the calls of its program, by id
+const program = new Map(); // the calls of its program, by id
 let view = ""; // of the table of calls: "", "wait" or "late"
 let chose = 0; // when somebody last pointed at a row, or moved the focus there
 
@@ -364,42 +365,58 @@ async function openCall(call) {
   if (open === call) show();
 }
 
-// The other calls of the call's program: those that have ended by their receipts, the others as the stream tells them.
-async function openProgram(call) {
-  const isSame = [...program.values()].some(({ id }) => id === call.id);
-  if (!isSame) program = new Map();
-  by("program-section").hidden = !call.program;
+// The program of the open call: the calls that the stream tells of, and by their receipts those that have ended before
+// or elsewhere. What comes last of a call counts: one that failed may have been delivered again.
+let shown = "", asked = 0; // whose calls are in `program`, and when for their receipts was asked
+
+function openProgram(call) {
+  by("program-section").hidden = true;
+  if (shown !== call.program) program.clear();
+  shown = call.program ?? "";
   if (!call.program) return;
+  const known = [...running.values(), ...ended.values()].sort((one, other) => one.number - other.number);
+  for (const row of [call, ...known]) if (row.program === shown) program.set(row.id, row);
   showProgram();
-  const asked = new URLSearchParams({ program: call.program, limit: MOST_OF_PROGRAM });
-  const { data } = await answerOf(`receipts?${asked}`).catch(() => ({ data: [] }));
-  if (open !== call) return;
-  for (const receipt of data) program.set(receipt.request_id, rowOf(receipt));
+  askForProgram();
+}
+
+async function askForProgram() {
+  const of = shown;
+  asked = Date.now();
+  const query = new URLSearchParams({ program: of, limit: MOST_OF_PROGRAM });
+  const { data } = await answerOf(`receipts?${query}`).catch(() => ({ data: [] }));
+  if (of !== shown) return;
+  const rows = data.map(rowOf).sort((one, other) => endOf(one) - endOf(other));
+  for (const row of rows) program.set(row.id, row);
   showProgram();
 }
 
+const endOf = (call) => call.at + (call.e2e_s ?? Math.max(0, now - call.at));
+
 function newStep() {
-  const button = element("button", "");
-  const item = element("li", "", button, element("div", "", element("i", "")), element("span", ""));
-  button.addEventListener("click", () => openCall(item.call));
+  const item = element("li", "", element("button", ""), element("div", "", element("i", "")), element("span", ""));
+  item.firstElementChild.addEventListener("click", () => openCall(item.call));
   return item;
 }
 
 // A bar for each call from its arrival to its end, and a line from the end of each that made one of its inputs.
 function showProgram() {
-  for (const call of [...ended.values(), ...running.values()].filter((call) => call.program === open.program)) {
-    if (program.get(call.id)?.state !== "ended") program.set(call.id, call);
-  }
-  const calls = [...program.values()].sort((one, other) => one.at - other.at).slice(-MOST_OF_PROGRAM);
-  const endOf = (call) => call.at + (call.e2e_s ?? Math.max(0, now - call.at));
+  const sorted = [...program.values()].sort((one, other) => one.at - other.at);
+  const calls = sorted.filter((call, i) => call.id === open.id || i >= sorted.length - MOST_OF_PROGRAM);
+  for (const { id } of sorted) if (!calls.some((call) => call.id === id)) program.delete(id);
+  by("program-section").hidden = calls.length < 2;
   const from = Math.min(...calls.map((call) => call.at)), whole = Math.max(1e-3, Math.max(...calls.map(endOf)) - from);
   const places = new Map(calls.map((call, i) => [call.id, { x: 100 * (endOf(call) - from) / whole, y: i + 0.5 }]));
   setText(by("program_count"), `${calls.length} calls, ${seconds(whole)}`);
-  const items = sized(by("program").firstElementChild, calls.length, newStep);
+  const [list, svg] = by("program").children, items = new Map([...list.children].map((item) => [item.call.id, item]));
+  for (const [id, item] of items) if (!places.has(id)) item.remove();
   calls.forEach((call, i) => {
-    const [button, track, said] = (items[i].call = call, items[i]).children, bar = track.firstElementChild;
-    setClass(items[i], call.state !== "ended" ? "running" : call.outcome === "ok" ? "" : "failed");
-    items[i].ariaCurrent = call.id === open.id ? "true" : null;
+    const item = items.get(call.id) ?? newStep();
+    item.call = call;
+    if (list.children[i] !== item) list.insertBefore(item, list.children[i] ?? null);
+    const [button, track, said] = item.children, bar = track.firstElementChild;
+    setClass(item, call.state !== "ended" ? "running" : call.outcome === "ok" ? "" : "failed");
+    item.ariaCurrent = call.id === open.id ? "true" : null;
     setText(button, time.format(1000 * call.at));
     bar.style.marginLeft = `${(100 * (call.at - from)) / whole}%`;
     setWidth(bar, (endOf(call) - call.at) / whole);
@@ -407,9 +424,16 @@ function showProgram() {
   });
   const lines = calls.flatMap((call) => (call.made_by ?? []).map((id) => places.get(id)).filter(Boolean).map(
     ({ x, y }) => `M${x} ${y}L${100 * (call.at - from) / whole} ${places.get(call.id).y}`));
-  const svg = by("program").lastElementChild;
-  svg.setAttribute("viewBox", `0 0 100 ${calls.length}`);
+  svg.setAttribute("viewBox", `0 0 100 ${Math.max(1, calls.length)}`);
   svg.firstElementChild.setAttribute("d", lines.join(""));
+}
+
+// News of the program, and every few seconds the receipts of what still runs here: its end may have been left out.
+function followProgram(calls) {
+  for (const call of calls) if (call.program === shown) program.set(call.id, call);
+  showProgram();
+  const runs = [...program.values()].some((call) => call.state !== "ended");
+  if (runs && Date.now() - asked > ASKED_MS) askForProgram();
 }
 
 // A receipt as a row of the table.

@@ -72,7 +72,7 @@ class LoadLedger:
 
     @property
     def prefill_share(self) -> float:
-        """The part of the window that prefills take."""
+        """The part of the window that the prefills booked in it take."""
         return self._prefill_s / self.window_s
 
     @property

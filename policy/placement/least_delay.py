@@ -135,12 +135,12 @@ the uses of this time.
 IN_ROOM = 5.0
 """Where there is room, a copy is credited with so many times these uses: it stays, and nobody waits for its prefill.
 
-An engine has none if it would evict something for the copy, or computes prompts for more than `BUSY` of its time.
+An engine has none if it would evict something in use for it, or was given prompts for more than `BUSY` of its time.
 Copies are prompts, so they limit themselves. So does a working set that is still to come: free KV is no room yet.
 """
 
 BUSY = 0.1
-"""In between, the room falls linearly."""
+"""Of the ledger's window. In between, the room falls linearly."""
 
 BURST = 10.0
 """So many uses of the last minute may be a burst, such as the samples of one problem, and end. Others go on."""

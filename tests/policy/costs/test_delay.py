@@ -156,6 +156,19 @@ def test_a_copy_is_made_earlier_where_prompts_take_little_time() -> None:
         assert least_delay(call_of("prefix"), used(situation(holder, other), 40)).engine_id == expected
 
 
+def test_a_copy_is_made_earlier_where_nothing_in_use_is_evicted_for_it() -> None:
+    for uses, expected in ((0, "1"), (2, "0")):
+        fleet = used(situation(Engine("prefix", contexts=(60,)), Engine("other")), 40)
+        view = fleet.engines[1]
+        view.free_tokens = 11 + view.ledger.mean_output_tokens
+        (node,) = [one for one in view.residency._tree.nodes() if one.hashes[0] == hashes("o")[0]]
+        for _ in range(uses):
+            node.use(0.0)
+        offers = [offer(CallToPlace.of(call_of("prefix"), fleet), fleet, one) for one in fleet.engines]
+        assert (offers[1].cost.evicted_s > 0.0) == (uses > 0)
+        assert least_delay(call_of("prefix"), fleet).engine_id == expected
+
+
 def test_a_copy_of_a_prefix_is_made_earlier_if_it_is_used_often() -> None:
     engines = [Engine("prefix", contexts=(60,)), Engine()]
     assert place(*engines) == ("0", PlacementReason.EXPLOIT)

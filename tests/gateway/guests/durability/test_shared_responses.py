@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import pytest
 
 from plait.gateway.guests.responses.stored_responses import StoredResponses
 from plait.gateway.intake import turns
+from plait.gateway.streams import StoredStream
 from tests.gateway.guests.durability.durable_gateway import DurableServed
 from tests.gateway.guests.durability.shared_gateways import gateway, shared_memory
 from tests.gateway.guests.durability.test_durable_responses import ANSWER, put
@@ -51,12 +54,23 @@ async def test_one_of_a_gateway_that_is_away_is_never_said_to_be_nowhere(
         body = {"model": "m", "input": "and?", "previous_response_id": last, "background": True}
         for asked in (await retrieve(two, last), await two.send(RESPONSES, body)):
             assert (await ended(asked)).refusal == (503, "gateway_unavailable")
-        monkeypatch.setattr(turns, "SLICE_S", -1.0)  # one is restored in each turn of the loop
+        monkeypatch.setattr(turns, "SLICE_S", -1.0)  # work yields in each turn of the loop
+        restores, has_answered = two.durability._made, False
+
+        def later(streams: Sequence[StoredStream]) -> Iterator[None]:
+            while not has_answered:
+                yield
+            yield from restores(streams)
+
+        monkeypatch.setattr(two.durability, "_made", later)
         shared.give_up(epoch_of(one))
         while (asked := await ended(await retrieve(two, last))).status != 200:
             assert asked.refusal == (503, "gateway_unavailable")
-        assert two.gateway.house[StoredResponses].size_bytes(tenant) < 200 * len(ANSWER), "most are not restored yet"
+        stored = two.gateway.house[StoredResponses]
+        assert stored.size_bytes(tenant) < 2 * len(ANSWER), "the others are not restored yet"
         assert (await ended(await retrieve(two, "resp_never"))).status == 404
+        has_answered = True
+        await until(lambda: stored.size_bytes(tenant) >= 300 * len(ANSWER))
 
 
 async def _not_at_all(*_: object) -> None: ...

@@ -1,6 +1,6 @@
 """A gateway of the kernel and some guests: `python -m e2e.kernel_alone URL GUEST[,GUEST...] PATH...`.
 
-It sends calls to an engine, and prints the status of each by its name, and of a POST to each path, as JSON.
+The script sends calls to an engine, and prints the status of each by its name, and of a POST to each path, as JSON.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class HeldCell:
     seeds: int = SEEDS
     """The runs of each policy."""
     warm_up: float = 0.25
-    """This part of the calls, at the beginning, is in no time or share."""
+    """The part of the calls, from the first on, that is in no time or share."""
 
 
 CELLS: Final[Mapping[str, HeldCell]] = {

@@ -90,7 +90,7 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
     """Id of the session whose variables the call reads and sets. The answer's header `plait-session` has it."""
 
     slot: Slot = NO_SLOT
-    """Of a guest that makes the call."""
+    """What a guest that makes the call has to do with it."""
 
     avoids: frozenset[str] = frozenset()
     """Engines that get the call only if no other engine takes it."""

@@ -224,7 +224,7 @@ class TracingConfig(Section, frozen=True, kw_only=True):
     set."""
 
     sample: Share = 0.01
-    """Of calls whose client sends no traceparent, the share that is traced. Others are traced as theirs says."""
+    """The share of calls without a client's traceparent that is traced. A traceparent says whether its call is."""
 
     max_calls_per_s: Positive = 50
     """The most calls a second that are traced, in each worker. Agents that trace every call are the reason."""

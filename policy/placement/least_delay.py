@@ -140,10 +140,10 @@ Copies are prompts, so they limit themselves. So does a working set that is stil
 """
 
 BUSY = 0.1
-"""Of the ledger's window. In between, the room falls linearly."""
+"""The part of a ledger's window in prefills at which an engine has no room. Room rises linearly to 1 at no prefills."""
 
 BURST = 10.0
-"""So many uses of the last minute may be a burst, such as the samples of one problem, and end. Others go on."""
+"""So many uses a minute may be a burst that ends, such as the samples of one problem. Uses beyond these go on."""
 
 
 def repay_copies(asked: CallToPlace, situation: Situation, offers: Sequence[Offer]) -> None:

@@ -66,7 +66,7 @@ class CallRow(msgspec.Struct, omit_defaults=True):
     id: str = ""
     """The request id, by which the call's receipt is found; empty: no receipts are kept."""
     program: str = ""
-    """As `Slot.program`, and the calls that made the inputs of this one."""
+    """The call's program (`Slot.program`), and the calls that made its inputs."""
     made_by: tuple[str, ...] = ()
 
 

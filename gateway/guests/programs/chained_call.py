@@ -65,7 +65,7 @@ MOMENTARY: Final = OF_RATES | {"too_many_waiting", "overloaded"}
 """The codes of limits that a call waits for."""
 
 MOST_MAKERS: Final = 64
-"""Of a call's inputs, in its receipt and span."""
+"""A call's receipt and span name at most so many steps that made its inputs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True):
     """The agent that sent the call, and the agent that has begun this one; empty: not known."""
     parent: str = ""
     program: str = ""
-    """As `Slot.program`, and the calls that made the inputs of this one."""
+    """The call's program (`Slot.program`), and the calls that made its inputs."""
     made_by: tuple[str, ...] = ()
 
     @property

@@ -244,14 +244,6 @@ class Admission:
         for tenant in list(self.busy()):
             self.queue.place_held(tenant, now_s)
 
-    def check(self, entered: Iterable[Waiting]) -> None:
-        """Assert the invariants, with all calls that have entered and not left; for tests."""
-        calls = list(entered)
-        self.queue.check([call for call in calls if not call.is_held and call not in self._paced])
-        self.sessions.check(calls)
-        running = {call.tenant for call in calls if call.booking is not None}
-        assert all(tenant in running for tenant, use in self._uses.items() if use.running)
-
     def _freed(self, call: Waiting, now_s: float) -> None:
         """A call's session is no longer held: place the call."""
         self._busy.add(call.tenant)
@@ -392,13 +384,6 @@ class SessionGates:
         """(a held call's place among its tenant's, predicted seconds until it passes)."""
         assert call.turn is not None
         return call.turn.gate.held.outlook(call.turn)
-
-    def check(self, entered: Iterable[Waiting]) -> None:
-        """Assert the invariants, with all calls that have entered and not left; for tests."""
-        held = {call.turn: call for call in entered if call.turn is not None and call.turn.is_held}
-        assert held == self._held
-        for gate in self.gates.values():
-            gate.check()
 
     # The gates.
 

@@ -345,13 +345,6 @@ class Backlog:
     def _latest(self, tenant: str) -> Waiting:
         return self._tenants[tenant].latest(self._conversations.largest(tenant))
 
-    def check(self) -> None:
-        """Assert the invariants; for tests."""
-        calls = [call for tenant in self._tenants.values() for call in tenant.calls]
-        assert self.length == len(calls)
-        assert abs(self.work_s - sum(call.work_s for call in calls)) < 1e-6
-        assert all(call.tenant == name for name, tenant in self._tenants.items() for call in tenant.calls)
-
     def _count(self, tenant: _TenantWork, call: Waiting, sign: int) -> None:
         tenant.work_s = tenant.work_s + sign * call.work_s if tenant.calls else 0.0  # 0.0 drops rounding errors
         self.length += sign

@@ -169,14 +169,6 @@ class Lines:
         self._alarms.now(call.engine_id)
         self._look_when_near(call, now_s)
 
-    def check(self, waiting: Iterable[Waiting]) -> None:
-        """Assert the invariants, with the calls that are placed and wait; for tests."""
-        calls = list(waiting)
-        assert self._router.waiting == len(calls) == sum(map(len, self._lines.values()))
-        assert all(call in self._lines[call.engine_id] for call in calls)
-        for line in self._lines.values():
-            line.check()
-
     # Events.
 
     def _look_when_near(self, call: Waiting, now_s: float) -> None:

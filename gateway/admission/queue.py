@@ -7,8 +7,7 @@ another call running. Beyond the bound, a call gets a 429. See docs/design/admis
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from plait.backends.errors import LimitError, OverloadedError, PlaitError, ReachedLimit
 from plait.gateway.admission.backlog import Backlog, Waiting
@@ -148,17 +147,6 @@ class Queue:
             text = f"{most} calls of this tenant wait already, the most that may."
             reached = ReachedLimit("max_waiting", most, waiting)
             raise LimitError(text, code="too_many_waiting", retry_after_s=max(1.0, wait_s), reached=reached)
-
-    def check(self, calls: Sequence[Waiting]) -> None:
-        """Assert the invariants; for tests. `calls` has all calls that wait or run, and may have failed calls."""
-        waiting = [call for call in calls if not call.is_sent and call.error is None]
-        assert len(waiting) == sum(backlog.length for backlog in self.backlogs.values())
-        for backlog in self.backlogs.values():
-            backlog.check()
-        self._conversations.check((call.tenant, call.conversation) for call in waiting)
-        self.lines.check(call for call in waiting if call.booking is not None)
-        placed = Counter(call.tenant for call in calls if call.booking is not None)
-        assert all(self._uses[tenant].running == running for tenant, running in placed.items())
 
     def _sent(self, call: Waiting, now_s: float) -> None:
         """A waiting call was sent."""

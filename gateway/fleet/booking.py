@@ -382,11 +382,6 @@ class Progress:
         pause_s = max(booking.pause_s for booking in older)
         return now_s - since_s > STALL_S + pause_s + prompts_s + self._prefill_s
 
-    def check(self, bookings: int) -> None:
-        """Assert the invariants for an engine with this many calls; for tests."""
-        assert len(self.waiting) + len(self._streaming) == bookings
-        assert abs(self._prefill_s - sum(booking.prefill.time_s for booking in self.waiting)) < 1e-6 or not self.waiting
-
 
 def _overtakes(booking: Booking, waiting: Booking, now_s: float) -> bool:
     """Whether `booking` was sent after `waiting`, and no scheduler has a reason to serve it first."""

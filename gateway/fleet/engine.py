@@ -401,17 +401,6 @@ class FleetEngine:
         for entry in self.view.ledger.age(now_s):
             self.view.residency.unshare(entry.leaf)
 
-    def check(self) -> None:
-        """Assert the invariants; for tests."""
-        self.view.residency.check()
-        self.view.ledger.check()
-        assert self.view.calls >= self.view.outstanding + self.view.others + self.view.reported
-        assert self.view.outstanding + self.view.reported >= len(self.view.queue)
-        assert 0 <= self.view.unsent_context_tokens <= self.view.context_tokens + 1e-6
-        self.cache.others.check()
-        self.progress.check(sent_calls(self.view))
-        self.view.queue.check()
-
 
 def engine_status(engine: FleetEngine) -> dict[str, str | None]:
     """The engine's health for `/ready` and the admin API: state, cause, since when, and the last error."""

@@ -76,12 +76,6 @@ class OthersCalls:
         for number in list(self._calls):
             self._end(number, self._view.queue.head_s)
 
-    def check(self) -> None:
-        """Assert that the engine's view counts these calls; for tests."""
-        assert self._view.reported == len(self._calls)
-        assert self._gateways == Counter(other.gateway for other in self._calls.values())
-        assert self._view.gateways == 1 + len(self._gateways)
-
     def _begin(self, call: OutstandingCall, now_s: float, hashes: Sequence[int]) -> None:
         view, costs, ends, hit = self._view, self._view.cost_model, self._view.residency.ends, None
         context_tokens = call.prompt_tokens + view.ledger.mean_output_tokens / 2

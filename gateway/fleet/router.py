@@ -376,15 +376,6 @@ class Router:
                 return costs.prefill_time_s(prompt_tokens) + costs.decode_time_s(expected_tokens, prompt_tokens)
         return 0.0
 
-    def check(self) -> None:
-        """Assert that the state is consistent; for tests."""
-        self.tree.check()
-        for engine in self.engines.values():
-            engine.check()
-        outstanding = sum(engine.view.outstanding for engine in self.engines.values())
-        self.retries.check(outstanding)
-        self.demand.check(outstanding)
-
     def _use(self, address: str, ranks: list[FleetEngine]) -> None:
         """From now on these are an address's ranks."""
         for rank in ranks:
@@ -441,8 +432,3 @@ class RetryBudgets:
         """A retry has ended."""
         assert self._retrying[model] > 0
         self._retrying[model] -= 1
-
-    def check(self, active_calls: int) -> None:
-        """Assert the invariants for a fleet with this many calls on its engines; for tests."""
-        assert sum(self._active.values()) == active_calls
-        assert all(count >= 0 for count in (*self._active.values(), *self._retrying.values()))

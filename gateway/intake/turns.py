@@ -73,16 +73,6 @@ Pieces = Generator[None, None, T]
 """Work that yields after each piece, of 1 ms at most, and returns its result."""
 
 
-def at_once(work: Pieces[T]) -> T:
-    """Do all the work without yielding to the event loop, for callers without one. Returns its result."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-
-
 class Turns(Generic[JobT]):
     """A queue of jobs by tenant. At most `seats` jobs have a turn at the same time.
 

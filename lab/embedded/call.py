@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 
-from plait.policy.prefix.block_hash import HashChain
+from plait.lab.embedded.hash_chain import HashChain
 from plait.policy.scheduling.plan import LocalCall
 
 

@@ -16,7 +16,8 @@ from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.lab.embedded.call import EmbeddedCall, Output
 from plait.lab.embedded.clock import EngineClock
 from plait.lab.embedded.engine import Engine
-from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, HashChain
+from plait.lab.embedded.hash_chain import HashChain
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 
 OPENING: Final = "This is emulated text."
 SUBJECTS: Final = (

@@ -27,6 +27,7 @@ from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.config.placement_policy import placement_policy
 from plait.gateway.fleet.router import Router
 from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.hash_chain import HashChain
 from plait.lab.embedded.lockstep import Lockstep
 from plait.lab.embedded.ranks import Ranks
 from plait.lab.simulation.claim import Claim
@@ -42,7 +43,7 @@ from plait.lab.simulation.workload import (
 )
 from plait.policy.costs.load import DEFAULT_WINDOW_S
 from plait.policy.placement.policies import Policy
-from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, HashChain, root_hash
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, root_hash
 
 MODEL = "demo"
 OURS: Final = "plait"

@@ -27,9 +27,9 @@ from plait.gateway.fleet.router import Router
 from plait.gateway.timed_events import Event
 from plait.lab.embedded.call import EmbeddedCall, Output
 from plait.lab.embedded.engine import Engine
+from plait.lab.embedded.hash_chain import HashChain
 from plait.lab.embedded.lockstep import Lockstep
 from plait.lab.embedded.ranks import Ranks
-from plait.policy.prefix.block_hash import HashChain
 from plait.policy.sessions.session_gate import CHAT_TOKENS
 from plait.policy.types import Call, Objective, PlacementReason, Slo, TaskGroup
 

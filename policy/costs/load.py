@@ -136,13 +136,6 @@ class LoadLedger:
             aged.append(oldest)
         return aged
 
-    def check(self) -> None:
-        """Assert that the totals are the sums; for tests."""
-        assert abs(self._prefill_s - sum(entry.prefill_s for entry in self._entries)) < 1e-6
-        assert self._prompt_tokens == sum(entry.prompt_tokens for entry in self._entries)
-        ended = [entry.output_tokens for entry in self._entries if entry.output_tokens is not None]
-        assert (self._outputs, self._output_tokens) == (len(ended), sum(ended))
-
     def _drop(self, entry: LedgerEntry) -> None:
         del self._entries[entry]
         self._prefill_s = self._prefill_s - entry.prefill_s if self._entries else 0.0  # 0.0 drops rounding errors

@@ -311,26 +311,3 @@ class PrefillQueue:
         """The computed seconds of the oldest sent prefill."""
         so_far_s, most_s = now_s - self.head_s, 0.0 if self.oldest is None else MOST_PROGRESS * self.oldest.time_s
         return so_far_s if so_far_s < most_s else most_s  # placement reads it for each engine that it compares
-
-    def check(self) -> None:
-        """Assert the invariants; for tests."""
-        for prefills, tokens, attention_s in (
-            ([*self._unsent, *self._sent], self.tokens, self.attention_s),
-            (list(self._sent), self.sent_tokens, self.sent_attention_s),
-        ):
-            assert tokens == sum(prefill.tokens for prefill in prefills)
-            assert abs(attention_s - sum(prefill.attention_s for prefill in prefills)) < 1e-6 or not prefills
-        assert (self.unsent, self.sent) == (len(self._unsent), len(self._sent))
-        assert self.oldest is next(iter(self._sent), None)
-        assert self.expires_s == (self._whole[0][0] if self._whole else inf)
-        waiting = [*self._unsent, *self._sent]
-        assert self.on_time_tokens == sum(prefill.tokens for prefill in waiting if prefill.is_on_time)
-        for precedence, tokens in enumerate(self.tokens_of):
-            assert tokens == sum(prefill.tokens for prefill in self._sent if prefill.precedence == precedence)
-        assert set(self._rest) == {prefill for prefill in self._sent if prefill.precedence is Precedence.REST}
-        assert set(self._on_time) == {prefill for prefill in self._sent if prefill.precedence is Precedence.ON_TIME}
-        assert self.tenants == Counter(prefill.tenant for prefill in self._sent)
-        watched = {prefill for _, _, prefill in self._begin_by}
-        assert all(prefill in watched for prefill in waiting if prefill.is_on_time and prefill.due_s < inf)
-        assert abs(self._sent_time_s - sum(prefill.time_s for prefill in self._sent)) < 1e-6 or not self._sent
-        assert abs(self._own_time_s - sum(prefill.time_s for prefill in self._sent if prefill.is_own)) < 1e-6

@@ -235,11 +235,6 @@ class Demand:
         if not self._groups[group_id]:
             del self._groups[group_id]
 
-    def check(self, active_calls: int) -> None:
-        """Assert the invariants for a fleet with this many calls on its engines; for tests."""
-        assert all(count > 0 for count in self._groups.values())
-        assert self._groups.total() <= active_calls
-
 
 def cached_prefix(call: Call, situation: Situation, engine: EngineView) -> int:
     """Blocks of the prompt that the engine is expected to have in any tier, without the last prompt token's block."""

@@ -277,20 +277,6 @@ class Holding:
             self.older.newer, self.newer.older = self.newer, self.older
             self.older = self.newer = None
 
-    def check(self, node: Node) -> None:
-        """Assert the invariants; for tests."""
-        assert self.node is node
-        assert self, f"an empty holding was left on {node}"
-        assert 0 <= self.resident_blocks <= len(node)
-        assert 0 <= self.leaving_blocks <= self.resident_blocks
-        assert 0 <= self.waiting <= self.bookings
-        assert not self.ends >> self.resident_blocks
-        assert not self.expected_ends >> len(node)
-        assert self.sharers >= 0
-        assert self.is_cached == (self.newer is not None) == (self.older is not None), (
-            f"{node}: in the order of use or not?"
-        )
-
 
 class Segment(NamedTuple):
     """The first `blocks` blocks of a node, matched by a prompt. Only a path's last segment may be part of its node."""
@@ -460,21 +446,3 @@ class PrefixTree:
         lower.hashes = upper.hashes + lower.hashes
         parent.add_child(lower)
         upper.hashes, upper.parent = array("Q"), lower  # leads from a block's old node to its new one
-
-    def check(self) -> None:
-        """Assert every invariant of the tree; for tests."""
-        blocks, ends = 0, defaultdict[str, dict[int, Node]](dict)
-        assert not NO_BRANCHES
-        assert not NO_HOLDINGS
-        for node in self.nodes():
-            blocks += len(node)
-            assert len(node) > 0
-            assert node.parent is not None
-            assert node.parent.children[node.hashes[0]] is node
-            assert node.start_blocks == node.parent.end_blocks
-            for engine_id, holding in node.holdings.items():
-                holding.check(node)
-                if holding.resident_blocks:
-                    ends[engine_id][node.hashes[holding.resident_blocks - 1]] = node
-        assert blocks == len(self)
-        assert ends == {engine_id: nodes for engine_id, nodes in self.ends.items() if nodes}

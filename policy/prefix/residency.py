@@ -15,7 +15,6 @@ is in the same tree, with holdings of its own.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from itertools import pairwise
 from math import inf
 from typing import Final
 
@@ -316,29 +315,3 @@ class Residency:
         """For an engine that does not report: takes `blocks` as evicted, in LRU order."""
         for node, taken in self.victims(blocks):
             self.resident.evict(node, taken)
-
-    def check(self) -> None:
-        """Assert that the total and the order of use agree with the tree, and that no prefix has a gap; for tests.
-
-        Each lower tier covers what is in the faster ones.
-        """
-        if self.lower is not None:
-            assert all(self.lower.resident.of(node) >= self.resident.of(node) for node in self._tree.nodes())
-            self.lower.check()
-        nodes = [node for node in self._tree.nodes() if self.engine_id in node.holdings]
-        assert self.resident.blocks == sum(self.resident.of(node) for node in nodes)
-        ordered = list(self._order)
-        free = list(self._order.free())
-        assert not any(holding.bookings for holding in free)
-        assert all(one.used <= next_one.used for one, next_one in pairwise(free))
-        position = {holding.node: place for place, holding in enumerate(ordered)}
-        assert position.keys() == {node for node in nodes if node.holdings[self.engine_id].is_cached}
-        assert all(holding is holding.node.holdings[self.engine_id] for holding in ordered)
-        for node, place in position.items():
-            parent = node.parent
-            assert parent is not None
-            if parent is not self._tree.root:
-                assert position[parent] > place, "an ancestor would be evicted first"
-                assert not self.resident.of(node) or self.resident.of(parent) == len(parent), (
-                    "a gap before a resident node"
-                )

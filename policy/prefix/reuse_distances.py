@@ -119,8 +119,3 @@ class ReuseDistances:
         now = (used_tokens - blocks * weight for blocks in missing)
         self._within = [*map(max, self._within, now)]
         return [*self._within, used_tokens]
-
-    def check(self) -> None:
-        """Assert that the state is consistent; for tests."""
-        assert len(self._last) == len(self._blocks) <= self._most
-        assert [self._last[block] for block in self._blocks] == self._stamps == sorted(self._stamps)

@@ -101,16 +101,6 @@ class LiveSessions:
         expired = [(not spares(session.tenant), over_s, session) for over_s, session in over if over_s > 0]
         return max(expired, key=lambda one: one[:2])[2] if expired else None
 
-    def check(self) -> None:
-        contexts = [context for session in self._sessions for context in session.contexts]
-        assert all(session.is_live for session in self._sessions)
-        assert self._uses == Counter(one for context in contexts for one in context.hashes)
-        assert self._rest == sum(one.tokens - len(one.hashes) * self._block_tokens for one in contexts)
-        of_tenant = Counter[str]()
-        for context in contexts:
-            of_tenant[context.session.tenant] += context.tokens
-        assert +self._of_tenant == +of_tenant
-
     def _count(self, context: Context, hashes: Sequence[int], sign: int) -> None:
         """Add a context to the sums (`sign` 1), or take it out (-1), with only these of its blocks."""
         uses = self._uses

@@ -165,12 +165,6 @@ class HeldTurns:
         place = self.turns[turn.asked.tenant].index(turn) + 1
         return place, place * len(self.turns) * self._between_s
 
-    def check(self) -> None:
-        assert all(self.turns.values())
-        for tenant, turns in self.turns.items():
-            assert all(turn.is_held and turn.asked.tenant == tenant for turn in turns)
-            assert turns == sorted(turns, key=lambda one: one.session.born_s)
-
 
 class SessionGate:
     """The sessions of one model. `look` returns the engines' caches; None if their sizes are not known.
@@ -273,14 +267,6 @@ class SessionGate:
             self._pass(turn)
             released.append(turn)
         return released
-
-    def check(self) -> None:
-        self.live.check()
-        self.held.check()
-        assert set(self.live) <= set(self.known)
-        assert sum(session.held for session in self.known) == len(self.held)
-        assert all(session.calls >= 0 for session in self.known)
-        assert self._chatting_tokens >= 0
 
     # Whose call it is.
 

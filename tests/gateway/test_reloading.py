@@ -27,6 +27,7 @@ from plait.gateway.membership import engine_set
 from plait.gateway.timer import loop_time_s
 from plait.policy.types import Call
 from tests.gateway.exposed import samples
+from tests.invariants import check
 
 A = {"name": "a", "url": "http://127.0.0.1:1", "models": ["m"]}
 B = {"name": "b", "url": "http://127.0.0.1:9", "models": ["m"]}
@@ -119,7 +120,7 @@ async def test_a_new_url_forgets_the_cache_but_not_the_calls(running: Running) -
     assert running.gateway.kernel.links[name].client is not before.client
     assert running.engines.describe(name)["url"] == "http://127.0.0.1:5"
     running.router.release(booking, 1.0, delivered=True)
-    running.router.check()
+    check(running.router)
 
 
 async def test_keys_change_and_what_needs_a_restart_is_named(running: Running) -> None:

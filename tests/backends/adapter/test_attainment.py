@@ -8,7 +8,8 @@ from plait.backends.adapter.state_reporter import RECENT_CALLS, Attainment
 from plait.backends.profiles import load_profile
 from plait.lab.embedded.call import EmbeddedCall
 from plait.lab.embedded.engine import Engine, EngineSettings
-from plait.policy.prefix.block_hash import HashChain, root_hash
+from plait.lab.embedded.hash_chain import HashChain
+from plait.policy.prefix.block_hash import root_hash
 from plait.policy.scheduling.plan import LocalCall
 from plait.policy.types import Slo
 

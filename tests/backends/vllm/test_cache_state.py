@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from plait.backends.adapter.hit_ends import Kind
 from plait.backends.protocol.cache_state import KvGroup, KvState
 from plait.backends.vllm.cache_state import PoolObserver
-from plait.policy.prefix.block_hash import HashChain, root_hash
+from plait.lab.embedded.hash_chain import HashChain
+from plait.policy.prefix.block_hash import root_hash
 from tests.backends.vllm.fake_pool import Block, Pool, Request, image_at, request
 from tests.examples import examples
 

@@ -12,6 +12,7 @@ from plait.gateway.admission.tenants import TenantLimits
 from plait.policy.costs.engine_view import sent_calls
 from plait.policy.types import Objective, Slo
 from tests.gateway.admission.waiting_fleet import WaitingFleet
+from tests.invariants import check_admission
 
 
 def test_while_there_is_room_nothing_waits() -> None:
@@ -267,7 +268,7 @@ def test_a_long_line_is_placed_anew_in_slices_and_in_order() -> None:
     while any(fleet.engine_of(call) == "x" for call in calls[1:]):
         fleet.settle_next()
         steps += 1
-        fleet.admission.check(fleet.entered)
+        check_admission(fleet.admission, fleet.entered)
     assert steps > 2
     fleet.settle()
     assert [call for call in fleet.serve(len(calls)) if call is not calls[0]] == calls[1:]

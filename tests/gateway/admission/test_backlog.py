@@ -14,6 +14,7 @@ from plait.policy.admission.conversations import Conversations
 from plait.policy.admission.fair_shares import FairShares
 from plait.policy.order import Rank
 from plait.policy.types import Call
+from tests.invariants import check
 
 CALL = Call("c", "m", 100, 64, [])
 
@@ -30,7 +31,7 @@ def new_backlog(*calls: Waiting, weights: Mapping[str, float] | None = None, eng
     backlog = Backlog(FairShares(weights), Conversations(), engines)
     for call in calls:
         backlog.add(call)
-        backlog.check()
+        check(backlog)
     return backlog
 
 
@@ -39,7 +40,7 @@ def given_up(backlog: Backlog, tenant: str, most_s: float) -> list[Waiting]:
     found = []
     while (call := backlog.excess(tenant, most_s)) is not None:
         backlog.remove(call)
-        backlog.check()
+        check(backlog)
         found.append(call)
     return found
 
@@ -76,7 +77,7 @@ def test_the_wait_follows_what_is_sent() -> None:
     for number, call in enumerate(calls[:11]):
         backlog.sent(call, number * 0.5)
     assert (backlog.length, backlog.wait_s) == (10, 5.0), "four seconds of work a second"
-    backlog.check()
+    check(backlog)
 
 
 @pytest.mark.parametrize("others", [(), (waiting("other"),)], ids=["alone", "beside another tenant"])
@@ -226,7 +227,7 @@ def test_the_sums_are_those_of_what_waits_and_the_call_given_up_is_the_latest_of
         elif oracle.calls:
             call = oracle.calls.pop(which % len(oracle.calls))
             backlog.remove(call) if what == "remove" else backlog.sent(call, now_s)
-        backlog.check()
+        check(backlog)
         assert backlog.length == len(oracle.calls)
         assert backlog.work_s == pytest.approx(sum(call.work_s for call in oracle.calls))
         assert all(backlog.waiting(name) == len(oracle.of(name)) for name in weights)

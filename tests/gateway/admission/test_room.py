@@ -17,6 +17,7 @@ from plait.policy.admission.fair_shares import FairShares
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.prefill_queue import Prefill
 from tests.gateway.fleet.lettered_prompts import COSTS, new_router
+from tests.invariants import check
 
 AHEAD_S = 1.0
 
@@ -57,7 +58,7 @@ def room_s(engine: EngineView, ahead_s: float, now_s: float) -> float:
 def room(engine: EngineView, now_s: float, ahead_s: float = AHEAD_S) -> tuple[bool, float]:
     """Whether there is room, and when there will be."""
     found = has_room(engine, ahead_s, now_s), room_s(engine, ahead_s, now_s)
-    engine.queue.check()
+    check(engine.queue)
     return found[0], round(found[1], 6)
 
 

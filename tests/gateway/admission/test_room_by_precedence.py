@@ -15,6 +15,7 @@ from plait.policy.admission.fair_shares import FairShares
 from plait.policy.costs.engine_view import EngineView
 from plait.policy.costs.prefill_queue import Precedence, Prefill
 from tests.gateway.admission.test_room import AHEAD_S, new_engine, prefill, room_of, send
+from tests.invariants import check
 
 
 def of(precedence: Precedence, tokens: int = 490, tenant: str = "a", *, due_s: float = 60.0) -> Prefill:
@@ -43,7 +44,7 @@ def test_what_is_served_first_waits_for_its_like_only(tenants: str, precedence: 
     assert precedences(several, engine) == [Precedence.ON_TIME, Precedence.SMALL]
     send(engine, *(of(precedence) for _ in range(9)))
     assert precedences(several, engine) == list(others)
-    engine.queue.check()
+    check(engine.queue)
 
 
 @pytest.mark.parametrize("tenants", ["a", "ab"])

@@ -17,6 +17,7 @@ from plait.gateway.fleet.router import Router
 from plait.gateway.timed_events import Event
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call, Objective, Slo
+from tests.invariants import check, check_admission
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 BLOCK_TOKENS = 64
@@ -133,8 +134,8 @@ class WaitingFleet:
     def settle(self) -> None:
         """What is due now happens."""
         self.pass_time(0.0)
-        self.admission.check(self.entered)
-        self.router.check()
+        check_admission(self.admission, self.entered)
+        check(self.router)
 
     def settle_next(self) -> None:
         """The next event happens."""

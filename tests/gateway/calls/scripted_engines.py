@@ -37,6 +37,7 @@ from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLin
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Call
 from tests.gateway.exposed import samples
+from tests.invariants import check
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 HASHES = chain(range(256), 64, root_hash("m"))
@@ -245,7 +246,7 @@ async def gateway(
     await made.supervisor.close()
     await asyncio.sleep(0)
     assert asyncio.all_tasks() == before
-    made.router.check()
+    check(made.router)
     assert made.open_answers.buffered_bytes == 0
     assert all(engine.view.outstanding == 0 for engine in made.router.engines.values())
 

@@ -24,6 +24,7 @@ from tests.gateway.calls.scripted_engines import (
     until_stuck,
 )
 from tests.gateway.exposed import samples
+from tests.invariants import check
 
 LATENCY = Slo(ttft_s=1.0, tpot_s=0.04)
 
@@ -192,7 +193,7 @@ async def test_attainment_counts_the_newest_slo_and_placement_its_ttft() -> None
         assert (queue.tokens > 0, queue.on_time_tokens) == (True, 0)
         refine(made, running.calls[0], Slo(ttft_s=1e-9))
         assert queue.on_time_tokens == queue.tokens
-        made.router.check()
+        check(made.router)
         held.response.pieces.append(FINISH + DONE)
         held.response.finish()
         await running.tasks[0]

@@ -30,6 +30,7 @@ from tests.gateway.calls.scripted_engines import (
     leaves,
     until_stuck,
 )
+from tests.invariants import check_admission
 from tests.waiting import WITHIN_S
 
 STREAMED = b'{"model": "m", "prompt": "x", "stream": true}'
@@ -65,7 +66,7 @@ async def test_calls_wait_while_their_engine_is_full_and_go_in_turn() -> None:
             await asyncio.gather(*tasks)
         assert [client.status for client in clients] == [200] * 3
         assert made.outcomes() == {("a", "ok"): 3}
-        made.gate.admission.check([])
+        check_admission(made.gate.admission, [])
 
 
 async def test_a_call_whose_client_goes_while_it_waits_is_never_sent() -> None:
@@ -73,7 +74,7 @@ async def test_a_call_whose_client_goes_while_it_waits_is_never_sent() -> None:
         close_gate(made)
         await leaves(made, Client())
         assert made.gate.admission.waiting("m") == 0
-        made.gate.admission.check([])
+        check_admission(made.gate.admission, [])
 
 
 async def test_a_call_that_is_refused_has_not_used_what_was_leased_for_it() -> None:
@@ -142,7 +143,7 @@ async def test_objectives_that_change_while_the_store_is_asked_are_what_the_call
         open_gate(made)
         async with asyncio.timeout(WITHIN_S):
             await asyncio.gather(*clients)
-        made.gate.admission.check([])
+        check_admission(made.gate.admission, [])
 
 
 async def test_a_client_that_goes_while_the_store_is_asked_leaves_nothing() -> None:
@@ -150,7 +151,7 @@ async def test_a_client_that_goes_while_the_store_is_asked_leaves_nothing() -> N
         held = asyncio.Event()
         leased(made, held)
         await leaves(made, Client())
-        made.gate.admission.check([])
+        check_admission(made.gate.admission, [])
         held.set()
         await until_stuck()  # the store is asked for all of a tenant's calls together, and answers
 
@@ -164,7 +165,7 @@ async def test_a_defect_while_the_store_is_asked_ends_the_call(monkeypatch: pyte
         leased(made)
         with pytest.raises(KeyError, match="a defect"):
             await made.deliver(Client())
-        made.gate.admission.check([])
+        check_admission(made.gate.admission, [])
 
 
 async def test_what_is_too_much_is_refused_before_it_is_sent() -> None:
@@ -177,7 +178,7 @@ async def test_what_is_too_much_is_refused_before_it_is_sent() -> None:
             await made.deliver(Client())
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        made.gate.admission.check([])
+        check_admission(made.gate.admission, [])
 
 
 # Streams are told while they wait.
@@ -247,7 +248,7 @@ async def test_a_stream_that_was_told_and_is_given_up_gets_an_event() -> None:
         await task
         assert b'"code":"no_engine_available"' in client.body
         assert client.ended
-        made.gate.admission.check([])
+        check_admission(made.gate.admission, [])
 
 
 async def test_a_client_that_goes_while_it_is_told_frees_its_place() -> None:
@@ -292,7 +293,7 @@ async def test_a_whole_answer_that_waits_too_long_is_told_to_come_back_and_keeps
         assert places == {257: True, 200: False}
         open_gate(made)
         await asyncio.gather(other, again)
-        made.gate.admission.check([])
+        check_admission(made.gate.admission, [])
 
 
 async def test_a_refused_call_is_not_counted_as_running() -> None:
@@ -300,7 +301,7 @@ async def test_a_refused_call_is_not_counted_as_running() -> None:
         made.router.health.unreachable("a")
         with pytest.raises(Exception, match="No engine"):
             await made.deliver(Client())
-        made.gate.admission.check([])
+        check_admission(made.gate.admission, [])
 
 
 async def test_contexts_go_by_the_agent_and_turns_by_the_run() -> None:

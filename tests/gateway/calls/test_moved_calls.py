@@ -23,6 +23,7 @@ from tests.gateway.calls.scripted_engines import (
     gateway,
 )
 from tests.gateway.exposed import samples
+from tests.invariants import check_retries
 
 TOO_LONG = {
     "vLLM": "This model's maximum context length is 200 tokens. However, your prompt contains at least 201 input "
@@ -95,7 +96,7 @@ def asked(made: Gateway) -> list[int]:
 
 def nothing_has_failed(made: Gateway) -> bool:
     counted = samples(made.registry)
-    made.router.retries.check(0)
+    check_retries(made.router.retries, 0)
     failures = [name for name in counted if name.startswith("plait_call_failures_total{")]
     return not failures and {engine.health.state for engine in made.router.engines.values()} == {HealthState.UP}
 

@@ -197,3 +197,70 @@ async def test_an_encoding_that_was_not_asked_for_is_named() -> None:
         with pytest.raises(EngineError) as caught:
             await made.deliver_whole(Client())
         assert caught.value.message == "engine a sent an unasked encoding, 'gzip'"
+
+
+NO_STREAM = Call("r1", "m", 257, 64, HASHES, streamed=False)
+PAGE = [(b"content-type", b"text/html; charset=utf-8")]
+LIST = b'{"data":[],"usage":{"prompt_tokens":5,"total_tokens":5}}'
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        (PAGE, b"<html>10.0.0.1 is ill</html>"),
+        (JSON, b"<html></html>"),
+        (JSON, LIST[:9]),
+        (JSON, b""),
+        (JSON, b'"\xff"'),
+    ],
+    ids=["page", "page as JSON", "cut", "empty", "not UTF-8"],
+)
+async def test_a_page_in_place_of_vectors_goes_to_another_engine(headers: Headers, body: bytes) -> None:
+    wrong, right = FakeHttp(Exchange(headers=headers, pieces=[body])), FakeHttp(Exchange(headers=JSON, pieces=[LIST]))
+    async with gateway(wrong, right) as made:
+        await made.relay.deliver(made.asked(form=OBJECT, call=NO_STREAM), AsgiSink((client := Client()).send))
+        assert (client.status, client.body) == (200, LIST)
+        assert [error.cause for _, error in made.seen.ended_calls[-1].failures] == ["garbled"]
+
+
+@pytest.mark.parametrize("kind", [[(b"content-type", b"application/octet-stream")], []], ids=["named", "not named"])
+async def test_vectors_as_bytes_pass(kind: Headers) -> None:
+    async with gateway(FakeHttp(Exchange(headers=kind, pieces=[b"\x00\xff<"]))) as made:
+        await made.relay.deliver(made.asked(form=OBJECT, call=NO_STREAM), AsgiSink((client := Client()).send))
+        assert (client.status, client.body) == (200, b"\x00\xff<")
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "kind", "said"),
+    [
+        (400, {"error": {"message": "no", "type": "BadRequestError", "code": 400}}, "invalid_request_error", "no"),
+        (400, {"type": "error", "error": {"type": "x", "message": "no"}}, "invalid_request_error", "no"),
+        (413, {"object": "error", "message": "no"}, "request_too_large", "no"),
+        (501, {"error": {"message": "no", "type": "NotImplementedError"}}, "api_error", "no"),
+        (501, {"detail": "no"}, "api_error", "no"),
+        (
+            400,
+            {"error": {"message": "This model's maximum context length is 9 tokens. You sent 11 input tokens."}},
+            "invalid_request_error",
+            "prompt is too long: 11 tokens > 9 maximum",
+        ),
+    ],
+)
+async def test_an_engines_refusal_has_the_form_of_the_clients_api(
+    status: int, answer: Any, kind: str, said: str
+) -> None:
+    async with gateway(FakeHttp(Exchange(status, JSON, [json.dumps(answer).encode()]))) as made:
+        await made.relay.deliver(made.asked(form=MESSAGE), AsgiSink((client := Client()).send))
+        assert client.status == status
+        assert json.loads(client.body) == {"type": "error", "error": {"type": kind, "message": said}}
+
+
+async def test_a_refusal_in_another_form_has_the_type_of_its_status() -> None:
+    async with gateway(FakeHttp(Exchange(501, JSON, [b'{"detail": "no"}']))) as made:
+        await made.deliver(client := Client())
+        assert json.loads(client.body)["error"] == {
+            "message": "no",
+            "type": "server_error",
+            "param": None,
+            "code": None,
+        }

@@ -10,6 +10,7 @@ import pytest
 from plait.backends.protocol.cache_state import KvGroup, KvState
 from plait.gateway.fleet.booking import CallUsage
 from tests.gateway.fleet.lettered_prompts import cached, call, new_router, report
+from tests.invariants import check
 
 # What an engine has.
 
@@ -126,7 +127,7 @@ def test_an_engine_that_stops_reporting_is_taken_to_have_stored_what_ended_uncon
     assert cached(router, "abcd") == 4
     router.age(1_000.0)
     assert router.engines["a"].view.residency.resident.blocks == len(router.tree) == 4
-    router.check()
+    check(router)
 
 
 def test_ageing_lets_go_of_what_no_engine_holds() -> None:
@@ -158,7 +159,7 @@ def test_a_call_on_its_way_pushes_out_the_oldest_prefix_until_it_has_its_room(st
     else:
         router.settle(booking, CallUsage(321, 5, 0), 2.0)
     assert cached(router, "abcdef") == 6, "what the engine did not report as evicted is there"
-    router.check()
+    check(router)
 
 
 def test_a_call_that_was_not_delivered_pushes_nothing_out() -> None:
@@ -170,4 +171,4 @@ def test_a_call_that_was_not_delivered_pushes_nothing_out() -> None:
     assert cached(router, "abcdef") == 1
     router.release(booking, 2.0, delivered=False)
     assert cached(router, "abcdef") == 6
-    router.check()
+    check(router)

@@ -7,6 +7,7 @@ from plait.gateway.fleet.router import Router
 from plait.policy.prefix.block_hash import chain, whole_hash
 from plait.policy.types import Call
 from tests.gateway.fleet.lettered_prompts import new_router, report
+from tests.invariants import check
 
 ROOT = 3
 PROMPT = [*range(100)]
@@ -28,7 +29,7 @@ def answer(router: Router, tokens: list[int], usage: CallUsage) -> None:
 def cached_tokens(router: Router, tokens: list[int]) -> int:
     """As predicted for a prompt that has arrived."""
     router.answers.arrived(tokens, chain(tokens, 64, ROOT), ROOT, None)
-    router.check()
+    check(router)
     return router.select(call(tokens), 2.0).cached_tokens
 
 
@@ -90,4 +91,4 @@ def test_a_new_process_has_none_of_the_answers() -> None:
     router.engines["a"].draining = True
     router.remove_engine("a")
     router.answers.arrived(NEXT_TURN, chain(NEXT_TURN, 64, ROOT), ROOT, None)
-    router.check()
+    check(router)

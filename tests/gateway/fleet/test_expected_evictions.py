@@ -11,6 +11,7 @@ from plait.gateway.fleet.expected_evictions import ExpectedEvictions, Prompt
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
+from tests.invariants import check
 
 BLOCK_TOKENS = 4
 
@@ -168,5 +169,5 @@ def test_the_shortage_is_that_of_all_blocks_that_are_missing_each_once(
     rests = sum(rest_tokens for text in prompts if text not in known)
     shortage_tokens = max(0, BLOCK_TOKENS * len(missing) + rests - free_tokens)
     assert engine.held("x" * 40) == 40 - shortage_tokens // BLOCK_TOKENS
-    engine.tree.check()
-    engine.residency.check()
+    check(engine.tree)
+    check(engine.residency)

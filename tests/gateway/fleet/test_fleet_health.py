@@ -10,6 +10,7 @@ from plait.gateway.fleet.health import Aborts, HealthState
 from plait.gateway.fleet.router import Router
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call
+from tests.invariants import check
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 USAGE = CallUsage(100, 5)
@@ -32,7 +33,7 @@ def fail(router: Router, engine: str, now_s: float, failure: Failure = Failure("
     booking = call_on(router, engine, now_s)
     assert booking.placement.engine_id == engine
     router.fail(booking, failure, now_s)
-    router.check()
+    check(router)
     return router.engines[engine].health.state
 
 
@@ -83,7 +84,7 @@ def test_a_failure_keeps_its_cost_and_nothing_else() -> None:
     view = router.engines["a"].view
     assert (len(view.ledger), view.outstanding, view.residency.resident.blocks) == (1, 0, 0)
     router.age(181.0)
-    router.check()
+    check(router)
     assert (len(view.ledger), len(router.tree)) == (0, 0)
 
 
@@ -135,7 +136,7 @@ def test_calls_from_before_the_ejection_change_nothing() -> None:
     router.settle(old[4], USAGE, 3.0)
     router.fail(old[5], None, 3.0)
     assert router.engines["a"].health.state is HealthState.PROBATION
-    router.check()
+    check(router)
 
 
 @pytest.mark.parametrize(("moves_waiting", "aborts"), [(True, Aborts.WAITING), (False, Aborts.NONE)])

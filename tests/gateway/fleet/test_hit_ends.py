@@ -13,6 +13,7 @@ from plait.gateway.fleet.router import Router
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.block_hash import chain
 from plait.policy.types import Call
+from tests.invariants import check
 
 BLOCK = 64
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
@@ -48,7 +49,7 @@ class Fleet:
         )  # fmt: skip
         now_s = float(self.cursor)
         self.router.report("a", msgspec.structs.replace(state, **fields), min(at_s, now_s), now_s=now_s)
-        self.router.check()
+        check(self.router)
 
     def call(self, text: str, rest_tokens: int = 1) -> Call:
         return Call("c", "m", BLOCK * len(text) + rest_tokens, BLOCK, hashes(text))

@@ -18,17 +18,19 @@ from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
 from plait.lab.embedded.call import EmbeddedCall
 from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.hash_chain import HashChain
 from plait.lab.embedded.kv_blocks import KvBlocks, Load
 from plait.lab.embedded.lower_tiers import TierSettings
 from plait.lab.simulation.compare import MODEL
 from plait.lab.simulation.simulate import Prompt, SimulatedCall, Simulation
 from plait.policy.costs.tier_link import BYTES_PER_TOKEN, TierLink
 from plait.policy.costs.tier_views import TierViews
-from plait.policy.prefix.block_hash import HashChain, root_hash
+from plait.policy.prefix.block_hash import root_hash
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
 from plait.policy.types import Placement
 from tests.gateway.fleet.lettered_prompts import call, hashes, new_router, report
+from tests.invariants import check
 
 COSTS = load_profile("a6000-mistral-7b").cost_model()
 HOST, DISK = TierLink("host", 5e-6, 0.0005), TierLink("disk", 2e-5, 0.001)
@@ -98,7 +100,7 @@ def test_each_tier_is_known_as_it_is(seed: int, kv_tokens: int, tiers: list[tupl
         later.report(name, engine.cache_state(), simulation.now_s + 1.0)
         found = later.engines[name].view.residency
         assert [blocks_of(one, later) for one in (found, *found.tiers)] == known
-    router.check()
+    check(router)
     assert len(records) == 60
 
 
@@ -170,7 +172,7 @@ def test_blocks_that_move_stay_in_all_tiers_together() -> None:
     gone = msgspec.structs.replace(report(), removed=hashes("abcd")[3:])
     router.report("a", told_by(gone, LowerTier("host", 100)), 3.0)
     assert held(router, "abcd") == (3, 3)
-    router.check()
+    check(router)
 
 
 def test_a_tier_that_an_engine_has_from_now_on_knows_the_booked_calls() -> None:
@@ -182,10 +184,10 @@ def test_a_tier_that_an_engine_has_from_now_on_knows_the_booked_calls() -> None:
     assert held(router, "abcd") == (2, 4)
     router.release(booking, 2.0, delivered=False)
     assert held(router, "abx") == (2, 2)
-    router.check()
+    check(router)
     router.report("a", report("ab", snapshot=True), 3.0)
     assert held(router, "abcd") == (2, 2)
-    router.check()
+    check(router)
 
 
 def test_an_engine_that_leaves_takes_its_tiers_along() -> None:
@@ -194,7 +196,7 @@ def test_an_engine_that_leaves_takes_its_tiers_along() -> None:
     router.health.drain("a", draining=True)
     router.remove_engine("a")
     assert len(router.tree) == 0
-    router.check()
+    check(router)
 
 
 def test_an_estimated_cache_keeps_in_host_memory_what_it_evicts() -> None:
@@ -211,7 +213,7 @@ def test_an_estimated_cache_keeps_in_host_memory_what_it_evicts() -> None:
     assert held(router, "abc") == (0, 2)
     placed = router.book(call("abc"), router.select(call("abc"), 9.0), 9.0).placement
     assert (placed.cached_tokens, placed.missed_tokens, placed.loaded) == (128, 65, (("host", 128),))
-    router.check()
+    check(router)
 
 
 def test_a_load_that_is_slow_makes_an_engine_dearer_and_the_report_says_how_slow() -> None:
@@ -259,11 +261,11 @@ def test_a_tier_that_appears_has_what_the_accelerator_has() -> None:
     router.report("a", report("abcd", snapshot=True), 0.0)
     assert held(router, "abcd") == (4, 4)
     router.no_reports("a")
-    router.check()
+    check(router)
     booking = router.book(call("ab"), router.select(call("ab"), 1.0), 1.0)
     router.settle(booking, CallUsage(booking.call.prompt_tokens, 1), 1.5)
     assert held(router, "ab") == (2, 2)
-    router.check()
+    check(router)
 
 
 def test_expected_evictions_end_with_the_tiers_that_they_were_expected_of() -> None:
@@ -289,7 +291,7 @@ def test_a_call_that_is_not_to_wait_for_a_slow_link_computes_also_after_it_has_w
     booking = router.book(call("abcd"), placement, 0.0, waits=True)
     router.send(booking, 1.0)
     assert (booking.placement.cached_tokens, booking.placement.loaded) == (0, ())
-    router.check()
+    check(router)
 
 
 def test_another_process_begins_with_its_profiles_link() -> None:

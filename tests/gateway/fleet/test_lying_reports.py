@@ -25,6 +25,7 @@ from plait.gateway.fleet.router import Router
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.prefix.block_hash import chain
 from plait.policy.types import Call
+from tests.invariants import check, check_progress
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 PROMPTS = [chain(prompt, 1, 0) for prompt in ([0, 0, 0, 0], [0, 0, 1, 1], [0, 1, 0, 0], [1, 1, 1, 1])]
@@ -77,7 +78,7 @@ def test_whatever_an_engine_reports_calls_are_placed_and_books_return_to_zero(
             with suppress(ValueError):
                 runs, ends = first
                 router.report("a", report(*runs, removed=tuple(second), cursor=int(now_s), ends=ends), now_s)
-                router.check()
+                check(router)
         elif kind == "call":
             call = Call("c", "m", 4 * 64 + 1, 64, PROMPTS[first])
             running.append(router.book(call, router.select(call, now_s), now_s))
@@ -92,7 +93,7 @@ def test_whatever_an_engine_reports_calls_are_placed_and_books_return_to_zero(
     router.age(now_s + 1_000)
     for engine in router.engines.values():
         assert (engine.view.outstanding, len(engine.view.ledger)) == (0, 0)
-        engine.progress.check(0)
+        check_progress(engine.progress, 0)
         assert engine.view.residency.resident.blocks >= 0
 
 
@@ -113,7 +114,7 @@ def test_a_report_that_contradicts_itself_is_refused_and_residency_reset(runs: l
         router.report("a", report(*runs, cursor=2), 1.0)
     engine = router.engines["a"]
     assert (engine.cache.reports, engine.cache.cursor, engine.view.residency.resident.blocks) == (False, None, 0)
-    router.check()
+    check(router)
     router.report("a", report(StoredRun(None, [9, 8]), snapshot=True), 2.0)
     assert (engine.cache.reports, engine.view.residency.resident.blocks) == (True, 2)
 
@@ -124,7 +125,7 @@ def test_a_block_that_an_eviction_shows_to_be_in_two_places_resets_residency() -
     with pytest.raises(ValueError, match="two different"):
         router.report("a", report(removed=(7,), cursor=2), 1.0)
     assert router.engines["a"].view.residency.resident.blocks == 0
-    router.check()
+    check(router)
 
 
 @pytest.mark.parametrize(

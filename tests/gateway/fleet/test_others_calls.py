@@ -15,10 +15,12 @@ from plait.backends.protocol.cache_state import CacheState, KvState, Outstanding
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.gateway.fleet.router import Router
 from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.hash_chain import HashChain
 from plait.lab.simulation.simulate import Prompt, SimulatedCall, Simulation
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.prefix.block_hash import HashChain, chain, root_hash
+from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Call
+from tests.invariants import check
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 HASHES = chain([1, 2, 3, 4], 1, 0)
@@ -63,14 +65,14 @@ def test_it_waits_decodes_and_ends_as_the_engine_says() -> None:
     router.report("a", report([other()]), 1.0)
     assert (view.calls, view.outstanding, view.reported, view.queue.tokens) == (1, 0, 1, 257)
     assert view.residency.cached_blocks(router.tree.match(HASHES)) == 4, "its prefix is expected"
-    router.check()
+    check(router)
     router.report("a", report([other(computed=True)]), 2.0)
     assert (view.calls, view.queue.tokens) == (1, 0)
     assert view.context_tokens > 257
     router.report("a", report([], 1), 3.0)
     assert loads(router) == (0, 0, 0.0)
     assert view.residency.cached_blocks(router.tree.match(HASHES)) == 0, "the report would have had its blocks"
-    router.check()
+    check(router)
 
 
 def test_a_prefix_that_several_share_is_computed_once() -> None:
@@ -86,7 +88,7 @@ def test_an_own_call_computes_its_prefix_for_others_once_it_is_sent(waits: bool,
     name = booking.placement.engine_id
     router.report(name, report([other()]), 1.0)
     assert router.engines[name].view.queue.tokens == tokens
-    router.check()
+    check(router)
 
 
 @pytest.mark.parametrize(("loaded", "free"), ["ab", "ba"])
@@ -111,7 +113,7 @@ def test_a_snapshot_replaces_what_was_known(fields: dict[str, Any]) -> None:
     router.report("a", report([other(2, computed=True), other(3)], **fields), 2.0)
     assert router.engines["a"].view.reported == 2
     assert router.engines["a"].view.queue.tokens == 257
-    router.check()
+    check(router)
 
 
 def test_without_reports_nothing_is_known() -> None:
@@ -119,7 +121,7 @@ def test_without_reports_nothing_is_known() -> None:
     router.report("a", report([other()]), 1.0)
     router.no_reports("a", is_new=True)
     assert loads(router) == (0, 0, 0.0)
-    router.check()
+    check(router)
 
 
 def test_an_adapter_that_does_not_tell_changes_nothing() -> None:
@@ -144,7 +146,7 @@ def test_a_call_that_cannot_be_is_refused(call: OutstandingCall) -> None:
     router = fleet()
     with pytest.raises(ValueError, match="its calls"):
         router.report("a", report([call]), 1.0)
-    router.check()
+    check(router)
 
 
 CALLS = st.builds(
@@ -186,13 +188,13 @@ def test_whatever_is_reported_the_books_hold_and_return_to_zero(steps: list[tupl
                 router.age(now_s)
             elif kind == "lost":
                 router.no_reports("a", is_new=first)
-        router.check()
+        check(router)
     for booking in running:
         router.release(booking, now_s, delivered=False)
     router.no_reports("a", is_new=True)
     router.age(now_s + 1_000)
     assert loads(router) == (0, 0, 0.0)
-    router.check()
+    check(router)
 
 
 def test_gateways_before_real_engine_cores_forget_each_others_calls_when_they_end() -> None:
@@ -212,7 +214,7 @@ def test_gateways_before_real_engine_cores_forget_each_others_calls_when_they_en
     def look(now_s: float) -> None:
         del now_s
         for router in routers:
-            router.check()
+            check(router)
             seen.update(engine.view.reported for engine in router.engines.values())
 
     simulation = Simulation(routers[0], engines, "m", more=routers[1:], report_interval_s=0.02, report_delay_s=0.01)
@@ -226,4 +228,4 @@ def test_gateways_before_real_engine_cores_forget_each_others_calls_when_they_en
             router.report(name, engine.cache_state(cursor, router.gateway_id), simulation.now_s)
             view = router.engines[name].view
             assert (view.calls, view.reported, view.queue.tokens, view.context_tokens) == (0, 0, 0, 0.0)
-        router.check()
+        check(router)

@@ -8,6 +8,7 @@ from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call
+from tests.invariants import check
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.0001), 0.0, 0.0, 1e-6, LongAttention())
 """Each iteration takes longer with each call and each token of context."""
@@ -50,4 +51,4 @@ def test_calls_that_wait_in_the_gateway_make_no_engine_look_fast(router: Router,
     for booking in line:
         router.release(booking, ends_s, delivered=False)
     assert router.engines["a"].view.unsent_context_tokens == 0.0
-    router.check()
+    check(router)

@@ -8,6 +8,7 @@ from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call
+from tests.invariants import check
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.0001), 0.0, 0.0, 0.0, LongAttention())
 PROMPT_TOKENS, OUTPUT_TOKENS = 90_000, 50
@@ -54,4 +55,4 @@ def test_a_long_prompt_makes_the_answers_beside_it_no_slower_than_expected(
         router.settle(long, CallUsage(PROMPT_TOKENS, 1), now_s)
     router.age(now_s)
     assert [router.engines[name].view.slowness for name in "ab"] == pytest.approx([1.0, 1.0], rel=0.2)
-    router.check()
+    check(router)

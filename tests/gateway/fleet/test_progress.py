@@ -8,6 +8,7 @@ from plait.gateway.fleet.booking import LATE_S, SEVERAL_STREAMS, SLOTS, Booking,
 from plait.gateway.fleet.router import Router
 from plait.policy.types import Call
 from tests.gateway.fleet.two_engines import HANG_S, booked, two_engines
+from tests.invariants import check
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def router() -> Router:
 
 
 def is_quiet(router: Router, now_s: float) -> bool:
-    router.check()
+    check(router)
     return router.engines["a"].progress.is_quiet(now_s)
 
 

@@ -13,6 +13,7 @@ from plait.policy.costs.delay import CallToPlace, offer
 from plait.policy.types import Call
 from tests.gateway.fleet.lettered_prompts import report
 from tests.gateway.fleet.two_engines import COSTS
+from tests.invariants import check
 
 OFFER = {"m": None}
 
@@ -113,7 +114,7 @@ def test_ranks_come_and_go_with_their_calls() -> None:
     router.settle(running, CallUsage(100, 5), 1.0)
     router.remove_engine("a@1")
     assert ([*router.engines], [*router.addresses]) == (["a"], ["a"])
-    router.check()
+    check(router)
 
 
 def test_new_ranks_of_a_draining_address_drain() -> None:

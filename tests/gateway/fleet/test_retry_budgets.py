@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections import Counter
 
 from plait.gateway.fleet.router import RetryBudgets
+from tests.invariants import check_retries
 
 
 def granted(budgets: RetryBudgets, model: str) -> int:
@@ -24,4 +25,4 @@ def test_a_fifth_of_the_active_calls_may_be_retried_and_always_three() -> None:
     assert granted(budgets, "other") == 3, "each model has a budget of its own"
     budgets.give_back("m")
     assert granted(budgets, "m") == 1
-    budgets.check(99)
+    check_retries(budgets, 99)

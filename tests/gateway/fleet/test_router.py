@@ -12,6 +12,7 @@ from plait.gateway.fleet.router import EngineBusyError, Router
 from plait.policy.placement.policies import POLICIES
 from plait.policy.types import PlacementReason
 from tests.gateway.fleet.lettered_prompts import COSTS, cached, call, new_router, report
+from tests.invariants import check
 
 # Who is asked.
 
@@ -176,7 +177,7 @@ def test_an_engine_is_removed_once_it_is_drained() -> None:
     router.settle(booking, CallUsage(449, 5, 0), 2.0)
     router.remove_engine("a")
     assert (list(router.engines), len(router.tree)) == (["b"], 0)
-    router.check()
+    check(router)
     assert router.select(call("prefix!"), 0.0, prefer="a").engine_id == "b"
 
 
@@ -276,7 +277,7 @@ def test_a_call_ends_once() -> None:
             router.release(booking, 3.0, delivered=False)
         assert booking.first_token_s == 1.0
         assert router.engines["a"].view.outstanding == 0
-        router.check()
+        check(router)
 
 
 def test_a_first_token_comes_once() -> None:
@@ -305,7 +306,7 @@ def test_a_call_that_aged_out_of_the_window_may_still_be_taken_back() -> None:
     assert (len(router.engines["a"].view.ledger), cached(router, "prompt")) == (0, 6)
     router.release(booking, 181.0, delivered=False)
     assert len(router.tree) == 0
-    router.check()
+    check(router)
 
 
 def test_a_refused_call_is_forgotten_unless_the_engine_has_refused_the_one_before() -> None:
@@ -318,7 +319,7 @@ def test_a_refused_call_is_forgotten_unless_the_engine_has_refused_the_one_befor
     def kept_after_refusal() -> bool:
         before, booking = len(ledger), book()
         router.release(booking, 1.0, delivered=False, refused=True)
-        router.check()
+        check(router)
         return len(ledger) > before
 
     assert [kept_after_refusal() for _ in range(3)] == [False, True, True]

@@ -23,6 +23,7 @@ from plait.policy.placement.policies import POLICIES, Policy
 from plait.policy.prefix.block_hash import chain, root_hash
 from plait.policy.types import Call, Placement, Slo, TaskGroup
 from tests.examples import examples
+from tests.invariants import check
 from tests.policy.prefix.block_index import block_index
 
 Prefix = tuple[int, ...]
@@ -294,7 +295,7 @@ class Fleet(RuleBasedStateMachine):
             del part[engine]
         assert state(self.router) == before, "the books of the others are as they were"
         assert blocks(self.router, engine) == {}
-        self.router.check()
+        check(self.router)
         needed = set[int]().union(*(blocks(self.router, other) for other in self.router.engines))
         assert set(block_index(self.router.tree)) == needed, "the tree has nothing that was there for this engine alone"
         self.ended = [booking for booking in self.ended if booking.placement.engine_id != engine]
@@ -309,7 +310,7 @@ class Fleet(RuleBasedStateMachine):
 
     @invariant()
     def state_is_sound(self) -> None:
-        self.router.check()
+        check(self.router)
         for engine_id, engine in self.router.engines.items():
             mine = [booking for booking in self.running if booking.placement.engine_id == engine_id]
             assert engine.view.outstanding == len(mine)

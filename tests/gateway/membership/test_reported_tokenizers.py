@@ -19,6 +19,7 @@ from plait.gateway.fleet.tokenizer_agreement import AGREED, NOT_REPORTED, UNKNOW
 from tests.gateway.fleet.lettered_prompts import cached, call, new_router, report
 from tests.gateway.membership.watched_engine import FakeEngine, is_up, until, watching
 from tests.gateway.membership.watched_engine import report as polled
+from tests.invariants import check
 
 OURS = TokenizerFingerprint("/models/ours", "v", "i", "p", "c")
 THEIRS = TokenizerFingerprint("/models/theirs", "w", "j", "q", "c")
@@ -115,7 +116,7 @@ def test_its_cache_is_estimated() -> None:
     assert (engine.cache.reports, engine.cache.kind, engine.cache.problem) == (False, "embedded", "another tokenizer")
     assert (engine.cache.cursor, engine.cache.epoch, engine.view.free_tokens) == (7, "1", None)
     assert engine.cache.last_report is not None, "its queue is known all the same"
-    router.check()
+    check(router)
 
 
 def test_the_estimate_is_as_large_as_the_reported_cache() -> None:
@@ -143,7 +144,7 @@ def test_with_the_right_tokenizer_after_a_restart_the_reports_count() -> None:
     cache = router.engines["a"].cache
     assert (cached(router, "abcd"), cache.reports, cache.problem) == (2, True, None)
     assert cache.agreement == AGREED
-    router.check()
+    check(router)
 
 
 def test_reports_that_were_not_applied_are_asked_for_again() -> None:
@@ -155,7 +156,7 @@ def test_reports_that_were_not_applied_are_asked_for_again() -> None:
     assert (cache.cursor, cache.epoch, cache.reports, cached(router, "ab")) == (None, None, False, 0)
     router.report("a", report("ab", "xy", snapshot=True), 2.0)
     assert (cache.cursor, cache.reports, cached(router, "ab"), cached(router, "xy")) == (7, True, 2, 2)
-    router.check()
+    check(router)
 
 
 def test_what_was_known_stays_when_the_tokenizers_no_longer_agree() -> None:
@@ -165,7 +166,7 @@ def test_what_was_known_stays_when_the_tokenizers_no_longer_agree() -> None:
     router.report("a", report("zz"), 2.0, WRONG)
     assert (cached(router, "ab"), cached(router, "xyz"), cached(router, "zz")) == (2, 3, 0)
     assert not router.engines["a"].cache.unconfirmed
-    router.check()
+    check(router)
 
 
 def test_an_engine_that_cannot_be_reached_gets_no_ids_until_it_reports() -> None:

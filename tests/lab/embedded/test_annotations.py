@@ -16,8 +16,9 @@ from plait.backends.tokenization.loading import load_tokenizer
 from plait.lab.embedded.call import EmbeddedCall
 from plait.lab.embedded.completion import ServedModel, in_emulated_time
 from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.hash_chain import HashChain
 from plait.lab.embedded.server import EmbeddedServer, ServerSettings
-from plait.policy.prefix.block_hash import HashChain, root_hash
+from plait.policy.prefix.block_hash import root_hash
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 from plait.policy.types import Objective, Slo
 

@@ -13,7 +13,8 @@ from plait.backends.profiles import load_profile
 from plait.backends.protocol.call_annotations import EngineAnnotations
 from plait.lab.embedded.call import EmbeddedCall
 from plait.lab.embedded.engine import Engine, EngineSettings
-from plait.policy.prefix.block_hash import HashChain, root_hash
+from plait.lab.embedded.hash_chain import HashChain
+from plait.policy.prefix.block_hash import root_hash
 from plait.policy.types import Objective, Slo
 from tests.invariants import check
 from tests.lab.embedded.served_engine import Served, serving

@@ -10,8 +10,9 @@ import pytest
 from plait.lab.embedded.call import EmbeddedCall, Output
 from plait.lab.embedded.clock import EngineClock
 from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.hash_chain import HashChain
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.prefix.block_hash import HashChain, root_hash
+from plait.policy.prefix.block_hash import root_hash
 
 COSTS = CostModel(PiecewiseLinear(((1, 0.5),), 0.0), 0.0, 0.0, 0.0, LongAttention())
 FOREVER_S = 100.0

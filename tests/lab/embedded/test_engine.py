@@ -15,8 +15,9 @@ from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import KvState, StoredRun
 from plait.lab.embedded.call import EmbeddedCall
 from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.hash_chain import HashChain
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, HashChain, root_hash
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, root_hash
 from plait.policy.scheduling.plan import EngineFacts, LocalCall, Plan
 from tests.examples import examples
 from tests.invariants import check

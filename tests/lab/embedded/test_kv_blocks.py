@@ -9,8 +9,9 @@ import pytest
 from plait.backends.protocol.cache_state import KvState, StoredRun
 from plait.lab.embedded.call import EmbeddedCall
 from plait.lab.embedded.engine import EmbeddedFacts
+from plait.lab.embedded.hash_chain import HashChain
 from plait.lab.embedded.kv_blocks import KvBlocks
-from plait.policy.prefix.block_hash import HashChain, root_hash
+from plait.policy.prefix.block_hash import root_hash
 
 ROOT = root_hash("m")
 

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from plait.backends.profiles import load_profile
 from plait.lab.embedded.call import EmbeddedCall, Output
 from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.hash_chain import HashChain
 from plait.lab.embedded.lockstep import Lockstep
-from plait.policy.prefix.block_hash import HashChain, root_hash
+from plait.policy.prefix.block_hash import root_hash
 
 COSTS = load_profile("a6000-mistral-7b").cost_model()
 Arrival = tuple[float, int, int, int]

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from plait.lab.embedded.call import EmbeddedCall
 from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.hash_chain import HashChain
 from plait.lab.embedded.lower_tiers import TierSettings
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.costs.tier_link import LinkQueue, TierLink
-from plait.policy.prefix.block_hash import HashChain, root_hash
+from plait.policy.prefix.block_hash import root_hash
 from tests.invariants import check
 
 ROOT = root_hash("m")

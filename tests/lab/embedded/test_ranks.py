@@ -5,8 +5,9 @@ from __future__ import annotations
 from plait.backends.profiles import load_profile
 from plait.lab.embedded.call import EmbeddedCall
 from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.hash_chain import HashChain
 from plait.lab.embedded.ranks import Ranks
-from plait.policy.prefix.block_hash import HashChain, root_hash
+from plait.policy.prefix.block_hash import root_hash
 
 
 def new_ranks(count: int, kv_tokens: int = 100_000) -> Ranks:

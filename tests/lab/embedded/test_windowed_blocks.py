@@ -11,9 +11,10 @@ from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import KvGroup
 from plait.lab.embedded.call import EmbeddedCall
 from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.hash_chain import HashChain
 from plait.lab.embedded.lower_tiers import TierSettings
 from plait.policy.costs.tier_link import TierLink
-from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, HashChain, root_hash, whole_hash
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, root_hash, whole_hash
 from plait.policy.scheduling.plan import LocalCall
 from tests.invariants import check
 

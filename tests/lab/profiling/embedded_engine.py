@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 
 from plait.lab.embedded.call import EmbeddedCall
 from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.hash_chain import HashChain
 from plait.lab.profiling.timed_stream import TimedStream
 from plait.policy.costs.cost_model import CostModel
-from plait.policy.prefix.block_hash import HashChain, root_hash
+from plait.policy.prefix.block_hash import root_hash
 
 
 class EmbeddedEngine:

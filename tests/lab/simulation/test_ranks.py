@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from plait.gateway.fleet.router import Router
 from plait.lab.embedded.engine import Engine, EngineSettings, Step
 from plait.lab.embedded.lockstep import Lockstep
+from plait.lab.embedded.hash_chain import HashChain
 from plait.lab.embedded.ranks import Ranks
 from plait.lab.simulation.compare import Experiment, after_warm_up, prepare, simulate, summarise
 from plait.lab.simulation.simulate import CallRecord, Prompt, SimulatedCall, Simulation
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.prefix.block_hash import HashChain, root_hash
+from plait.policy.prefix.block_hash import root_hash
 
 # 10 ms an iteration and 1 ms a new token; attention is free.
 COST = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())

@@ -8,10 +8,12 @@ import pytest
 
 from plait.gateway.fleet.router import Router
 from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.hash_chain import HashChain
 from plait.lab.simulation.simulate import CallRecord, Prompt, SimulatedCall, Simulation
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
-from plait.policy.prefix.block_hash import HashChain, root_hash
+from plait.policy.prefix.block_hash import root_hash
 from plait.policy.types import PlacementReason
+from tests.invariants import check
 
 # 10 ms an iteration and 1 ms a new token; attention is free.
 COST = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
@@ -47,7 +49,7 @@ def test_a_shared_prefix_is_exploited_and_predicted_in_tree_blocks() -> None:
     # The engine counts in blocks of 16 tokens, the prediction in blocks of 64.
     assert [record.cached_tokens for record in records] == [0, 192, 192]
     assert [record.predicted_cached_tokens for record in records] == [0, 192, 192]
-    router.check()
+    check(router)
 
 
 def test_two_long_prompts_at_once_share_iterations_of_the_engines_budget() -> None:
@@ -74,4 +76,4 @@ def test_after_the_run_the_router_holds_what_the_engines_hold() -> None:
     calls = [SimulatedCall(i * 0.3, prompt([i % 5] * 300), 20) for i in range(40)]
     router, _ = run(calls)
     assert all(engine.view.outstanding == 0 for engine in router.engines.values())
-    router.check()
+    check(router)

@@ -11,6 +11,7 @@ from plait.gateway.fleet.router import Router
 from plait.policy.costs.situation import Demand, Situation
 from plait.policy.prefix.block_hash import chain
 from plait.policy.types import Call, TaskGroup
+from tests.invariants import check, check_demand
 
 COSTS = load_profile("a6000-mistral-7b").cost_model()
 SHARED_BLOCKS, BLOCK_TOKENS = 94, 64
@@ -50,7 +51,7 @@ def spread(calls: int, *, grouped: bool) -> list[int]:
         placement = router.select(call, 2.0)
         router.book(call, placement, 2.0)
         counts[placement.engine_id] += 1
-    router.check()
+    check(router)
     return sorted(counts.values(), reverse=True)
 
 
@@ -73,12 +74,12 @@ def test_siblings_are_the_calls_of_the_group_that_are_not_placed() -> None:
         left.append(siblings(demand, call))
         demand.placed(call, 0.0)
     assert left == [2, 1, 0]
-    demand.check(3)
+    check_demand(demand, 3)
     late = prompt(4, group=TaskGroup("g", 1))  # two have ended
     assert siblings(demand, late) == 0
     for call in calls:
         demand.left(call, 1.0)
-    demand.check(0)
+    check_demand(demand, 0)
     assert siblings(demand, calls[0]) == 2
 
 
@@ -93,7 +94,7 @@ def test_a_call_on_an_engine_may_change_its_group() -> None:
     assert siblings(demand, prompt(3, group=group)) == 1
     for call in (alone._replace(group=group), member._replace(group=other)):
         demand.left(call, 1.0)
-    demand.check(0)
+    check_demand(demand, 0)
 
 
 def test_answers_of_task_groups_have_a_length_of_their_own() -> None:

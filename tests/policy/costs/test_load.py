@@ -13,6 +13,7 @@ from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLin
 from plait.policy.costs.load import LedgerEntry, LoadLedger
 from plait.policy.prefix.prefix_tree import PrefixTree
 from tests.examples import examples
+from tests.invariants import check
 
 # 1 ms a token, and 1 us for each token of the sequence it attends to.
 COSTS = CostModel(PiecewiseLinear(((0, 0.0),), 1e-3), 0.0, 1e-6, 0.0, LongAttention())
@@ -64,7 +65,7 @@ class Ledger(RuleBasedStateMachine):
 
     @invariant()
     def reads_as_if_computed_afresh(self) -> None:
-        self.ledger.check()
+        check(self.ledger)
         known = self.known.values()
         outputs = [call.output for call in known if call.output is not None]
         mean = sum(outputs) / len(outputs) if outputs else 50.0

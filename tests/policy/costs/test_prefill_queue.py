@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from plait.policy.costs.prefill_queue import MOST_PROGRESS, Prefill, PrefillQueue
+from tests.invariants import check
 
 
 def prefill(
@@ -32,7 +33,7 @@ def new_queue(*sent: Prefill, held: tuple[Prefill, ...] = ()) -> PrefillQueue:
         queue.add(one)
     for one in sent:
         queue.send(one, 0.0)
-    queue.check()
+    check(queue)
     return queue
 
 
@@ -77,7 +78,7 @@ def test_a_call_that_does_not_wait_any_more_leaves_once() -> None:
     for _ in range(2):
         queue.leave(first, 0.75)
         assert (queue.tokens, queue.sent_tokens, queue.progress_s(1.0)) == (512, 512, 0.25)
-    queue.check()
+    check(queue)
 
 
 # What ends without an event.
@@ -131,7 +132,7 @@ def test_what_others_have_sent_leaves_the_gateway_its_part_of_the_time() -> None
     assert queue.own_share == 0.0
     queue.leave(others, 4.0)
     assert queue.own_share == 1.0, "of nothing it has all"
-    queue.check()
+    check(queue)
 
 
 # What is served first.
@@ -150,7 +151,7 @@ def test_a_call_that_gets_or_loses_a_promise_counts_anew_wherever_it_is() -> Non
     queue.leave(held, 2.0)
     queue.mark(held, inf)
     assert (queue.on_time_tokens, held.is_on_time) == (0, False)
-    queue.check()
+    check(queue)
 
 
 def test_a_prompt_that_cannot_be_computed_in_time_any_more_is_late() -> None:
@@ -161,7 +162,7 @@ def test_a_prompt_that_cannot_be_computed_in_time_any_more_is_late() -> None:
         assert queue.late_s >= now_s
         queue.find_late(now_s)
         found.append((queue.on_time_tokens, list(queue.tokens_of)))
-        queue.check()
+        check(queue)
     assert found == [(3584, [2560, 0, 0]), (2560, [2560, 0, 0]), (512, [512, 0, 2048]), (0, [0, 512, 2048])]
     assert queue.late_s == inf
 
@@ -276,7 +277,7 @@ def test_the_sums_are_those_of_what_waits(events: list[tuple[str, int, bool, flo
             else:
                 queue.mark(one, now_s + due_s)
         queue.find_late(now_s)
-        queue.check()
+        check(queue)
         check_sums(queue, oracle, now_s)
     for one in oracle.all:
         queue.leave(one, now_s)

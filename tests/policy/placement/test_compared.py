@@ -91,8 +91,6 @@ def check(compared: Compared, found: Placement, offers: Mapping[str, ComparedEng
     assert found.engine_id in looked
     assert len(looked) <= compared.engines
     for engine_id, cost in looked.items():
-        assert isinstance(cost, DelayCost)
-        assert sum(cost.weighted_s().values()) == pytest.approx(cost.total_s, abs=1e-9)
         assert cost.total_s == pytest.approx(costs_s[engine_id], abs=1e-9)
     assert costs_s[found.engine_id] == pytest.approx(min(costs_s.values())) or compared.rule in {"ttft", "group"}
     runner_up = compared.next_best

@@ -22,6 +22,7 @@ from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import PrefixTree
 from plait.policy.prefix.residency import Residency
 from plait.policy.types import Call, PlacementReason
+from tests.invariants import check
 
 BLOCK_TOKENS = 10
 COSTS = CostModel(PiecewiseLinear(((0, 0.0),), 0.001), 0.0, 0.0, 0.0, LongAttention())
@@ -84,9 +85,9 @@ def call_of(prompt: str, extra_tokens: int = 0) -> Call:
 def build(engines: dict[str, Engine], call: Call, turn: int = 0) -> Situation:
     tree = PrefixTree()
     views = {engine_id: _view(engine_id, engine, tree) for engine_id, engine in engines.items()}
-    tree.check()
+    check(tree)
     for view in views.values():
-        view.residency.check()
+        check(view.residency)
     eligible = [views[engine_id] for engine_id, engine in engines.items() if engine.up]
     return Situation(tree.match(call.block_hashes), eligible, turn)
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plait.policy.prefix.block_hash import HashChain, chain, extend_chain, root_hash
+from plait.lab.embedded.hash_chain import HashChain
+from plait.policy.prefix.block_hash import chain, extend_chain, root_hash
 
 TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 

@@ -12,6 +12,7 @@ from plait.policy.prefix.block_hash import chain, whole_hash
 from plait.policy.prefix.hit_ends import EndRule, HitEnds
 from plait.policy.prefix.prefix_tree import Node, PrefixTree
 from plait.policy.prefix.residency import Residency
+from tests.invariants import check
 
 BLOCK = 64
 RULE = EndRule(BLOCK, 0, BLOCK)
@@ -264,7 +265,7 @@ def test_whatever_happens_the_hit_is_that_of_a_search(seed: int) -> None:
             model.end()
         else:
             model.report(text, now_s)
-        model.residency.check()
+        check(model.residency)
         for one in model.texts:
             assert held(model.tree, model.residency, one) == model.hit(one)
             most = model.chance.randrange(len(one) + 1)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import USES_S, Holding, Node, PrefixTree, Segment
+from tests.invariants import check
 from tests.policy.prefix.block_index import block_index
 
 CHAINS = st.lists(st.integers(0, 2), max_size=8)  # heavily shared: three different blocks
@@ -39,7 +40,7 @@ def test_match_is_the_longest_prefix_that_any_inserted_chain_shares(
     tree = PrefixTree()
     for blocks in inserted:
         tree.insert(hashes(blocks))
-        tree.check()
+        check(tree)
     path = tree.match(hashes(query))
     assert sum(segment.blocks for segment in path) == max((common(query, blocks) for blocks in inserted), default=0)
     assert [block for s in path for block in s.node.hashes[: s.blocks]] == list(hashes(query))[: _blocks(path)]
@@ -56,7 +57,7 @@ def test_a_leaf_spells_its_chain_whatever_is_split_later(inserted: list[list[int
     for blocks, leaf in leaves:
         assert spelled(leaf) == list(hashes(blocks))
         assert tree.insert(hashes(blocks)) is leaf
-    tree.check()
+    check(tree)
 
 
 @settings(deadline=None)
@@ -79,7 +80,7 @@ def test_what_was_matched_before_is_inserted_as_the_tree_is_now(chains: list[lis
         elif change == "grow":
             chain_.append(2_000 + step)
         assert spelled(tree.insert(chain_)) == list(chain_)
-        tree.check()
+        check(tree)
 
 
 @settings(deadline=None)
@@ -97,7 +98,7 @@ def test_pruning_takes_what_nobody_holds_and_nothing_else(inserted: list[list[in
         path = tree.match(hashes(blocks))
         if path:
             tree.prune(path[-1].node)
-        tree.check()
+        check(tree)
     assert set(block_index(tree)) == {block for blocks in held for block in hashes(blocks)}
 
 
@@ -107,7 +108,7 @@ def test_what_was_stored_since_the_match_is_not_inserted_again() -> None:
     assert tree.match(longer) == [Segment(leaf, 2)]
     tree.extend(leaf, longer[2:])
     assert tree.insert(longer) is leaf
-    tree.check()
+    check(tree)
 
 
 def test_a_partial_match_splits_a_node() -> None:

@@ -13,6 +13,7 @@ from plait.policy.prefix.use_order import UseOrder
 def hashes(text: bytes) -> array[int]:
     return chain(list(text), 1, 0)
 
+from tests.invariants import check
 
 def fleet(*stored: str) -> tuple[PrefixTree, Residency]:
     tree = PrefixTree()
@@ -83,8 +84,8 @@ def test_a_waiting_call_counts_only_on_what_is_there_and_on_calls_that_were_sent
     assert residency.ready_blocks(second) == 2, "it failed: nobody computes what it brought"
     residency.unbook(second, waits=True)
     assert held(tree, residency, "abcxyz") == 2
-    residency.check()
-    tree.check()
+    check(residency)
+    check(tree)
 
 
 def test_what_is_about_to_be_evicted_is_not_ready() -> None:
@@ -93,8 +94,8 @@ def test_what_is_about_to_be_evicted_is_not_ready() -> None:
     leaf = tree.insert(hashes(b"abcdef"))
     residency.book(leaf, waits=True)
     assert (held(tree, residency, "abcdef"), residency.ready_blocks(leaf)) == (6, 1)
-    residency.check()
-    tree.check()
+    check(residency)
+    check(tree)
 
 
 def test_an_output_reported_block_by_block_stays_one_node() -> None:
@@ -130,8 +131,8 @@ def test_a_split_takes_a_part_that_is_only_shared_out_of_the_order_of_use() -> N
     residency.book(leaf)
     residency.unbook(leaf)
     tree.insert(hashes(b"abc"))
-    residency.check()
-    tree.check()
+    check(residency)
+    check(tree)
     assert [taken for _, taken in residency.victims(9)] == [2]
 
 
@@ -166,8 +167,8 @@ def test_what_is_expected_to_be_evicted_does_not_count_as_held() -> None:
     assert [taken for _, taken in residency.victims(2)] == [1, 1], "the next to go come behind"
     residency.end_expectation(victims)
     assert held(tree, residency, "abcd") == 4
-    residency.check()
-    tree.check()
+    check(residency)
+    check(tree)
 
 
 def test_an_expected_eviction_that_was_reported_stays_gone() -> None:
@@ -178,7 +179,7 @@ def test_an_expected_eviction_that_was_reported_stays_gone() -> None:
     assert held(tree, residency, "abcd") == 1, "two of three have gone, the third is still expected to"
     residency.end_expectation(victims)
     assert held(tree, residency, "abcd") == 2
-    residency.check()
+    check(residency)
 
 
 def test_a_booked_prefix_is_not_expected_to_go() -> None:
@@ -195,8 +196,8 @@ def test_an_expectation_survives_a_split_of_its_node() -> None:
     victims = residency.expect_eviction(3)
     residency.book(tree.insert(hashes(b"abz")))
     assert held(tree, residency, "abcd") == 2, "what the new call brings is expected again"
-    residency.check()
-    tree.check()
+    check(residency)
+    check(tree)
     residency.end_expectation(victims)
     assert held(tree, residency, "abcd") == 4
     assert all(node.holdings["a"].leaving_blocks == 0 for node in tree.nodes())

@@ -16,6 +16,7 @@ from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import Holding, Node, PrefixTree
 from plait.policy.prefix.residency import Residency
 from tests.examples import examples
+from tests.invariants import check
 from tests.policy.prefix.block_index import block_index
 
 Prefix = tuple[int, ...]
@@ -249,9 +250,9 @@ class Fleet(RuleBasedStateMachine):
 
     @invariant()
     def structures_are_sound(self) -> None:
-        self.tree.check()
+        check(self.tree)
         for residency in self.residency.values():
-            residency.check()
+            check(residency)
 
 
 Fleet.TestCase.settings = settings(deadline=None, max_examples=examples(120), stateful_step_count=40)
@@ -277,9 +278,9 @@ def test_a_tidied_tree_has_the_nodes_that_it_would_have_without_the_ended_calls(
             residency[engine].touch(leaf)
             fresh.insert(hashes(prefix))
     tree.tidy()
-    tree.check()
+    check(tree)
     for one in residency.values():
-        one.check()
+        check(one)
     assert {tuple(node.hashes) for node in tree.nodes()} == {tuple(node.hashes) for node in fresh.nodes()}
     assert all(block_index(tree)[name(prefix)] is leaf for _, prefix, stays, leaf in booked if stays)
 
@@ -312,5 +313,5 @@ def test_polling_an_engines_journal_gives_exactly_what_it_stores(data: st.DataOb
             residency.resident.apply(removed, [(run.parent, run.hashes) for run in runs])
             assert set(block_index(tree)) == {name(prefix) for prefix in stored}
             assert residency.resident.blocks == len(stored)
-        tree.check()
-        residency.check()
+        check(tree)
+        check(residency)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.reuse_distances import BOUNDS_TOKENS, MOST_FOLLOWED, ONE_OF, ReuseDistances
+from tests.invariants import check
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), max_size=8), max_size=30)  # heavily shared: three different blocks
 
@@ -71,7 +72,7 @@ def test_with_all_blocks_followed_distances_are_those_of_a_stack(prompts: list[l
     for tokens in prompts:
         hashes = chain(tokens, 1, 0)
         assert [*found.used(hashes)] == [distance * block_tokens for distance in stack.used(hashes)]
-        found.check()
+        check(found)
 
 
 @settings(deadline=None)
@@ -84,7 +85,7 @@ def test_what_was_used_longest_ago_is_dropped_and_all_other_distances_are_exact(
         hashes = chain(tokens, 1, 0)
         for distance, exact in zip(found.used(hashes), stack.used(hashes), strict=True):
             assert distance == exact * 64 or (distance == inf and exact > most // 2)
-        found.check()
+        check(found)
 
 
 @settings(deadline=None)
@@ -94,7 +95,7 @@ def test_sampled_distances_never_fall_along_a_prompt_and_figures_never_fall(prom
     for tokens in prompts:
         distances = [*found.used(chain(tokens, 1, 0))]
         assert distances == sorted(distances)
-        found.check()
+        check(found)
         now = found.within_tokens()
         assert now == sorted(now)
         assert all(one <= other for one, other in zip(before, now, strict=True))
@@ -154,7 +155,7 @@ def test_the_memory_is_bounded_and_reaches_beyond_the_last_bound() -> None:
         found.used(array("Q", (number << 8 for number in range(start, start + 500))))
         assert len(found._last) <= MOST_FOLLOWED
     assert [*found.used(first)] == [inf]
-    found.check()
+    check(found)
 
 
 def test_hashes_may_come_as_any_sequence() -> None:

@@ -11,6 +11,7 @@ import pytest
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import Node, PrefixTree, Segment
 from plait.policy.prefix.residency import Residency
+from tests.invariants import check
 
 
 def hashes(blocks: Sequence[int]) -> array[int]:
@@ -39,8 +40,8 @@ def test_nodes_merge_when_what_split_them_is_gone() -> None:
     tree.tidy()
     assert tree.match(hashes([1, 2, 3, 4])) == [Segment(long, 4)]
     assert engine.cached_blocks(tree.match(hashes([1, 2, 3]))) == 3
-    tree.check()
-    engine.check()
+    check(tree)
+    check(engine)
 
 
 @pytest.mark.parametrize("exits", [("unbook", "unshare"), ("unshare", "unbook")])
@@ -92,7 +93,7 @@ def test_engines_that_hold_only_the_upper_part_keep_it() -> None:
     path = tree.match(hashes([1, 2, 3, 4]))
     assert len(path) == 1
     assert (both.cached_blocks(path), upper.cached_blocks(path)) == (4, 2)
-    upper.check()
+    check(upper)
 
 
 def test_the_root_gives_memory_back() -> None:
@@ -106,4 +107,4 @@ def test_the_root_gives_memory_back() -> None:
     tree.tidy()
     assert getsizeof(tree.root.branches) < full / 2
     assert len(tree) == 500
-    tree.check()
+    check(tree)

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from plait.lab.embedded.call import EmbeddedCall
 from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.hash_chain import HashChain
 from plait.policy.costs.cost_model import CostModel
-from plait.policy.prefix.block_hash import HashChain, root_hash
+from plait.policy.prefix.block_hash import root_hash
 from plait.policy.scheduling.plan import EngineFacts, IterationWork, LocalCall, Plan
 from plait.policy.scheduling.slo_scheduler import SloScheduler
 from plait.policy.types import Slo

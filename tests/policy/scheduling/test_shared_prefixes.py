@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from plait.backends.profiles import load_profile
 from plait.lab.embedded.call import EmbeddedCall
 from plait.lab.embedded.engine import Engine, EngineSettings
-from plait.policy.prefix.block_hash import HashChain, root_hash
+from plait.lab.embedded.hash_chain import HashChain
+from plait.policy.prefix.block_hash import root_hash
 from plait.policy.scheduling import in_order
 from plait.policy.scheduling.in_order import HitRatio
 from plait.policy.scheduling.plan import LocalCall

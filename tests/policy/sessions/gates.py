@@ -10,6 +10,7 @@ from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLin
 from plait.policy.sessions.session_gate import SessionGate, Turn
 from plait.policy.sessions.worth import Caches
 from plait.policy.types import Call, Slo
+from tests.invariants import check
 
 BLOCK_TOKENS = 10
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
@@ -66,7 +67,7 @@ class Gate(SessionGate):
         self.turns.append(turn)
         if not turn.is_held:
             self.sent(turn)
-        self.check()
+        check(self)
         return turn
 
     def end(self, turn: Turn, now_s: float, output_tokens: int = 0) -> list[Turn]:
@@ -80,5 +81,5 @@ class Gate(SessionGate):
         turns = self.release(now_s)
         for turn in turns:
             self.sent(turn)
-        self.check()
+        check(self)
         return turns

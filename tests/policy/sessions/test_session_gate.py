@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from plait.policy.sessions import known
 from plait.policy.sessions.session_gate import CHAT_SHARE, MOST_AWAY_S, MOST_HELD_S, Turn
 from plait.policy.types import Slo
+from tests.invariants import check
 from tests.policy.sessions.gates import Gate, arrival
 
 KEPT_S = 0.070 * 100 / (2 * 60)
@@ -279,7 +280,7 @@ def test_a_session_that_ends_while_another_call_of_it_runs_stays_live() -> None:
     last = gate.arrive(arrival("aaaaaaa", "a")._replace(is_final=True), 4.0)
     gate.sent(last)
     gate.ended(last, 1, 5.0)
-    gate.check()
+    check(gate)
     assert (len(gate.live), gate.tokens) == (0, 0)
     assert not gate.come("aaaaaaa", "a", 6.0).is_held, "the name may come back"
 
@@ -300,7 +301,7 @@ def test_a_context_that_is_forgotten_while_its_call_runs_leaves_nothing_behind(m
     turns = [gate.come(6 * name, "s", number) for number, name in enumerate("abc")]
     for turn in turns:
         gate.end(turn, 5.0, output_tokens=50)
-    gate.live.check()
+    check(gate.live)
     assert gate.tokens == 220, "60 and 50 of each of two"
 
 
@@ -369,7 +370,7 @@ class Sessions(RuleBasedStateMachine):
 
     @invariant()
     def what_is_known_is_consistent(self) -> None:
-        self.gate.check()
+        check(self.gate)
         in_engines = sum(not turn.is_held for turn in self.gate.turns if turn.context is not None)
         assert in_engines == sum(session.calls for session in self.gate.known)
 

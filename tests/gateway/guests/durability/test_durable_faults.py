@@ -18,11 +18,11 @@ from plait.gateway.guests.store import group_commit
 from plait.gateway.guests.store.event_log import UNREADABLE
 from plait.gateway.guests.store.sqlite_keeper import SqliteKeeper
 from plait.gateway.guests.store.sqlite_schema import MIGRATIONS
-from plait.gateway.intake.turns import at_once
 from plait.gateway.streams import Change, StreamKey
 from plait.policy.programs.request_graph_state import GraphTransitionError
 from tests.gateway.guests.durability.durable_gateway import DurableServed, durable, keeper_of
 from tests.gateway.guests.programs.chained_gateway import CHAT, settle
+from tests.pieces import at_once
 from tests.waiting import WITHIN_S
 
 

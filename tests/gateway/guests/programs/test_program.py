@@ -20,11 +20,11 @@ from plait.backends.errors import (
 )
 from plait.gateway.guests.programs.core.held_call import HeldCall, Output, ReadyCall
 from plait.gateway.guests.programs.program import Program, entry
-from plait.gateway.intake.turns import at_once
 from plait.policy.programs.needs import Mark
 from plait.policy.types import Objective, Slo
 from tests.gateway.guests.programs.core.session_calls import Core, Owner, Waiting, owner
 from tests.invariants import check
+from tests.pieces import at_once
 
 BEGIN = "begin"
 MARKS = [None, Objective.LATENCY, Objective.THROUGHPUT, Slo(ttft_s=0.3), Slo(jct_s=5.0)]

@@ -13,8 +13,8 @@ from plait.backends.errors import CallerError
 from plait.gateway.asgi import AsgiSink
 from plait.gateway.guests.responses.responses_api import KeptResponse
 from plait.gateway.guests.responses.stored_responses import ResponsesCollector, StoredResponses
-from plait.gateway.intake.turns import at_once
 from plait.gateway.streams import Change, StreamKey
+from tests.pieces import at_once
 
 JSON, EVENTS = (b"content-type", b"application/json"), (b"content-type", b"text/event-stream")
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from plait.backends.errors import NotFoundError, PlaitError
 from plait.gateway.guests.responses.stored_responses import StoredResponses, _Kept
-from plait.gateway.intake.turns import at_once
 from plait.gateway.streams import RESPONSE, Change, StoredStream, StreamKey
+from tests.pieces import at_once
 
 OFFSET_S = 1000.0
 ITEMS, ANSWER = b"[]", b'{"output": [{"id": "i"}]}'

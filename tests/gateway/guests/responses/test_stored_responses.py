@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from plait.backends.errors import CallerError, NotFoundError
 from plait.gateway.guests.responses.stored_responses import StoredResponses
-from plait.gateway.intake.turns import at_once
+from tests.pieces import at_once
 
 TTL_S = 10.0
 

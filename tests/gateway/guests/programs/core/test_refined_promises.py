@@ -12,11 +12,15 @@ from hypothesis import strategies as st
 from plait.gateway.guests.programs.core.held_call import HeldCall, Promise
 from plait.gateway.guests.programs.core.session import promised
 from plait.gateway.guests.programs.program import Program, entry
-from plait.gateway.intake.turns import at_once
 from plait.policy.programs.objectives import GROUP_STRETCH, LATENCY_SLO, NOTHING, Deduction
 from plait.policy.types import Objective, Slo
 from tests.gateway.guests.programs.chained_gateway import served_calls
 from tests.gateway.guests.programs.core.session_calls import Core, Owner, Waiting, owner
+from tests.pieces import at_once
+
+
+def slo_from(promise: Promise, zero_s: float) -> Slo | None:
+    return None if promise.slo is None else promise.slo.from_zero(promise.since_s - zero_s)
 from tests.invariants import check
 
 

@@ -15,10 +15,10 @@ from plait.gateway.guests.programs.core.held_call import HeldCall, Output
 from plait.gateway.guests.programs.core.session_errors import FailureCause, variable_failed
 from plait.gateway.guests.programs.native_step import DeclaredStep, NativeSteps, new_step
 from plait.gateway.guests.programs.program import Program, entry
-from plait.gateway.intake.turns import at_once
 from plait.policy.programs.request_graph_state import VariableState
 from tests.gateway.guests.programs.core.session_calls import Core, Owner, Waiting, owner
 from tests.invariants import check
+from tests.pieces import at_once
 
 VALUES = {"x": "some text", "y": ""}
 POST, ERROR, PROGRAM, WHOLE = "a value", "an error", "a program with the value", "the whole program and the value"

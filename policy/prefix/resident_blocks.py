@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from plait.policy.prefix.prefix_tree import Holding, Node, PrefixTree
 from plait.policy.prefix.use_order import UseOrder
@@ -32,8 +32,7 @@ class ResidentBlocks:
         Returns the nodes at which the runs end. Blocks that are no longer resident are added to `left`.
         """
         finder = self.finder()
-        for block in removed:
-            self._remove(block, finder, left)
+        self._remove(dict.fromkeys(removed), finder, set() if left is None else left)
         ends = [self._store(parent, hashes, finder) for parent, hashes in stored]
         return [node for node in ends if node is not None]
 
@@ -92,14 +91,24 @@ class ResidentBlocks:
             raise _contradiction()
         return self._tree.extend(node, fresh)
 
-    def _remove(self, block: int, finder: BlockFinder, left: set[int] | None) -> None:
-        found = finder.find(block)
-        if found is None:
-            return
-        node, offset = found
+    def _remove(self, evicted: Collection[int], finder: BlockFinder, left: set[int]) -> None:
+        """Evict blocks, first those that are the ends of runs: then hardly any other has to be looked for."""
+        gone: set[int] = set()
+        for block in evicted:
+            if (node := self._ends.get(block)) is not None:
+                self._cut(node, self.of(node) - 1, evicted, gone)
+        for block in evicted:
+            if block not in gone and (found := finder.find(block)) is not None:
+                self._cut(*found, evicted, gone)
+        left |= gone
+
+    def _cut(self, node: Node, offset: int, evicted: Collection[int], gone: set[int]) -> None:
+        """Evict a node's blocks from `offset` on, those before it that are evicted, too, and all below the node."""
+        while offset and node.hashes[offset - 1] in evicted:
+            offset -= 1
         for below in reversed(self._below(node)):
-            self._shrink(below, 0, left)
-        self._shrink(node, offset, left)
+            self._shrink(below, 0, gone)
+        self._shrink(node, offset, gone)
 
     def clear(self) -> None:
         """The engine restarted or sends a snapshot: no block is resident until it is reported again."""
@@ -154,9 +163,9 @@ class ResidentBlocks:
 class BlockFinder:
     """Finds the nodes of resident blocks while one report is applied.
 
-    A report mostly names blocks in `ends`: the last resident block of a node. At the first other one, all of the
-    engine's blocks are indexed. So a report costs at most O(its blocks + the engine's), and the index takes no memory
-    between reports.
+    A report mostly names blocks in `ends`, the last resident block of a node, or blocks right before those. At the
+    first other one, all of the engine's blocks are indexed. So a report costs at most O(its blocks + the engine's), and
+    the index takes no memory between reports.
     """
 
     def __init__(self, engine_id: str, ends: Mapping[int, Node], order: UseOrder) -> None:

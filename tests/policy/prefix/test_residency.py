@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from array import array
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from plait.policy.prefix.block_hash import chain
 from plait.policy.prefix.prefix_tree import Node, PrefixTree
 from plait.policy.prefix.residency import Residency
+from plait.policy.prefix.resident_blocks import BlockFinder
 from plait.policy.prefix.use_order import UseOrder
+from tests.invariants import check
 
 
 def hashes(text: bytes) -> array[int]:
     return chain(list(text), 1, 0)
 
-from tests.invariants import check
 
 def fleet(*stored: str) -> tuple[PrefixTree, Residency]:
     tree = PrefixTree()
@@ -43,6 +48,17 @@ def test_an_eviction_in_the_middle_takes_all_that_lies_behind() -> None:
     assert (held(tree, residency, "abcd"), residency.resident.blocks, len(tree)) == (1, 1, 1)
     residency.resident.store(hashes(b"a")[0], list(hashes(b"ab")[1:]))
     assert held(tree, residency, "abcd") == 2, "what is there again is what was reported again"
+
+
+@given(st.permutations(["c", "d", "e", "f"]))
+def test_evicted_ends_are_found_in_any_order_without_an_index(order: list[str]) -> None:
+    tree, residency = fleet("abcd", "abcef")
+    named = {"c": "abc", "d": "abcd", "e": "abce", "f": "abcef"}
+    evicted, left = [hashes(named[block].encode())[-1] for block in order], set[int]()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BlockFinder, "_index", None)
+        residency.resident.apply(evicted, [], left)
+    assert (left, held(tree, residency, "abcd"), residency.resident.blocks) == (set(evicted), 2, 2)
 
 
 def test_an_eviction_elsewhere_or_of_something_unknown_changes_nothing() -> None:

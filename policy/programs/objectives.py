@@ -47,7 +47,7 @@ from typing import Final, NamedTuple
 
 from plait.policy.programs.needs import LAST_STAGE, Mark, Marks, Needs, Stage, Stages
 from plait.policy.programs.request_graph import RequestGraph
-from plait.policy.programs.request_graph_state import Effects, Link, UnknownCallError, VariableState
+from plait.policy.programs.request_graph_state import Effects, Link, VariableState, unknown_call
 from plait.policy.types import NO_SLO, Objective, Slo
 
 
@@ -209,9 +209,9 @@ class Deductions:
         self.paths = CriticalPaths(graph, self._marks)
 
     def of(self, call_id: str) -> Deduction:
-        """A call's deduction now. Raises `UnknownCallError`."""
+        """A call's deduction now. Raises `GraphError` for a call that is not in the graph."""
         if call_id not in self._graph.calls:
-            raise UnknownCallError(call_id)
+            raise unknown_call(call_id)
         return self._deduced.get(call_id, NOTHING)
 
     def members(self, group: Stage) -> tuple[str, ...]:
@@ -220,7 +220,7 @@ class Deductions:
     def asked(self, call_id: str) -> Slo | None:
         """The explicit times in the gets of a call's outputs: the tightest of each kind.
 
-        `jct_s` is end to end: see `CriticalPaths`. Raises `UnknownCallError`.
+        `jct_s` is end to end: see `CriticalPaths`. Raises as `of` does.
         """
         return self._marks.asked(call_id)
 
@@ -236,7 +236,7 @@ class Deductions:
         return self._settle(self._producer(variable), variable) if self._marks.remove(variable, mark) else ()
 
     def annotate(self, call_id: str, objective: Objective | None) -> tuple[str, ...]:
-        """A call states its own objective; None takes it back. Raises `UnknownCallError`."""
+        """A call states its own objective; None takes it back. Raises as `of` does."""
         self._graph.call(call_id)
         self._marks.annotate(call_id, objective)
         return self._settle((call_id,))

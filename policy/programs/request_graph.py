@@ -20,21 +20,20 @@ from plait.policy.programs.request_graph_state import (
     Cause,
     CycleError,
     DoubleProducerError,
-    DuplicateCallError,
     Edge,
     Effects,
     Ended,
     Failed,
+    GraphError,
     GraphTransitionError,
     InputFailed,
     Link,
-    UnknownCallError,
-    UnknownVariableError,
     VariableEvent,
-    VariableInUseError,
     VariableNode,
     VariableState,
+    duplicate_call,
     ranks_with,
+    unknown_call,
 )
 
 CLIENT: Final = "the client"
@@ -77,8 +76,8 @@ class RequestGraph:
         """A call arrives. It takes `inputs` and will produce `outputs` in this order.
 
         If all inputs have values, the call is ready at once. If an input has failed, the call fails at once. A native
-        step is a call, too: the client computes its output. Raises `DuplicateCallError`, `DoubleProducerError` or
-        `CycleError`.
+        step is a call, too: the client computes its output. Raises `GraphError` for an id that is taken,
+        `DoubleProducerError` or `CycleError`.
         """
         node, taken = CallNode(call_id, is_native=is_native, predicted_s=predicted_s), dict.fromkeys(inputs)
         ranks = _ranks_with(self, node, taken, outputs)
@@ -153,11 +152,12 @@ class RequestGraph:
     def forget(self, variable: str) -> None:
         """Drop a variable that is no longer needed. A new variable may then have its name.
 
-        Raises `UnknownVariableError`, or `VariableInUseError` if a call that has not ended names the variable.
+        Raises `GraphError` for an unknown variable, and while a call that has not ended names it.
         """
         users = self.users(variable)
         if users:
-            raise VariableInUseError(variable, users)
+            names = ", ".join(map(repr, users[:3]))
+            raise GraphError(f"variable {variable!r} cannot be forgotten before the calls that name it end: {names}")
         del self.variables[variable]
 
     # Questions.
@@ -167,10 +167,10 @@ class RequestGraph:
         return call_id in self.calls
 
     def call(self, call_id: str) -> CallNode:
-        """The node of a call; raises `UnknownCallError`."""
+        """The node of a call. Raises `GraphError` for a call that was never added or has ended."""
         node = self.calls.get(call_id)
         if node is None:
-            raise UnknownCallError(call_id)
+            raise unknown_call(call_id)
         return node
 
     def call_state(self, call_id: str) -> CallState | None:
@@ -201,10 +201,10 @@ class RequestGraph:
         _ranks_with(self, CallNode(call_id), dict.fromkeys(inputs), new)
 
     def users(self, variable: str) -> tuple[str, ...]:
-        """The calls that have not ended and have the variable as input or output. Raises `UnknownVariableError`."""
+        """The calls that have not ended and have the variable as input or output. Raises `GraphError` without it."""
         node = self.variables.get(variable)
         if node is None:
-            raise UnknownVariableError(variable)
+            raise GraphError(f"no variable {variable!r} is in the graph: no call has named it, or it was forgotten")
         users = tuple([consumer.call_id for consumer in node.consumers])
         producer = None if node.producer is None else self.calls.get(node.producer)
         if producer is not None and node in producer.outputs:  # a later call may have the id of one that ended
@@ -334,7 +334,7 @@ def _ranks_with(
     """Check a new call and return the ranks to set. Raises every error that `add` can raise. Changes nothing."""
     calls, variables = graph.calls, graph.variables
     if node.call_id in calls:
-        raise DuplicateCallError(node.call_id)
+        raise duplicate_call(node.call_id)
     seen: set[str] = set()
     consumers: list[Edge] = []
     for name in outputs:

@@ -138,38 +138,12 @@ class GraphTransitionError(GraphError):
         return cls(f"{kind} {name!r} is {state}: event {str(event)!r} is not allowed in this state")
 
 
-class UnknownCallError(GraphError):
-    """No call in the graph has this id: it was never added, or it has ended."""
-
-    def __init__(self, call_id: str) -> None:
-        super().__init__(f"no call {call_id!r} is in the graph: it was never added, or it has ended")
-        self.call_id = call_id
+def unknown_call(call_id: str) -> GraphError:
+    return GraphError(f"no call {call_id!r} is in the graph: it was never added, or it has ended")
 
 
-class UnknownVariableError(GraphError):
-    """No variable in the graph has this name: no call has named it, or it was forgotten."""
-
-    def __init__(self, variable: str) -> None:
-        super().__init__(f"no variable {variable!r} is in the graph: no call has named it, or it was forgotten")
-        self.variable = variable
-
-
-class DuplicateCallError(GraphError):
-    """A call in the graph has this id already, and has not ended."""
-
-    def __init__(self, call_id: str) -> None:
-        super().__init__(f"call {call_id!r} is in the graph already: use another id, or wait until that call ends")
-        self.call_id = call_id
-
-
-class VariableInUseError(GraphError):
-    """The variable cannot be forgotten, because calls that have not ended name it."""
-
-    def __init__(self, variable: str, users: tuple[str, ...]) -> None:
-        names = ", ".join(map(repr, users[:3]))
-        super().__init__(f"variable {variable!r} cannot be forgotten before the calls that name it end: {names}")
-        self.variable = variable
-        self.users = users
+def duplicate_call(call_id: str) -> GraphError:
+    return GraphError(f"call {call_id!r} is in the graph already: use another id, or wait until that call ends")
 
 
 class DoubleProducerError(GraphError):

@@ -33,9 +33,9 @@ from plait.gateway.timer import loop_time_s
 from plait.policy.programs.request_graph import CLIENT, RequestGraph, take_apart
 from plait.policy.programs.request_graph_state import (
     DoubleProducerError,
-    DuplicateCallError,
     GraphError,
     VariableState,
+    duplicate_call,
 )
 from plait.policy.types import Objective
 
@@ -255,7 +255,7 @@ class _Check:
             with placed(place, where, outputs):
                 self._check_producers(outputs, call.call_id)
                 if call.call_id in self.session.graph.calls:
-                    raise DuplicateCallError(call.call_id)
+                    raise duplicate_call(call.call_id)
                 graph.add(call.call_id, call.inputs, outputs)
             if call.when is not None:
                 self.taken.setdefault(call.when.variable, (place, call, "when"))

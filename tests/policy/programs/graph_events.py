@@ -29,10 +29,10 @@ def run(graph: RequestGraph, call_id: str, *outputs: str) -> list[Effects]:
     return done if outputs else [*done, graph.finish(call_id)]
 
 
-def refused(graph: RequestGraph, event: Callable[[], object], error: type[GraphError]) -> GraphError:
-    """The error of an event that leaves the graph as it was."""
+def refused(graph: RequestGraph, event: Callable[[], object], error: type[GraphError], says: str = ".") -> GraphError:
+    """The error of an event that leaves the graph as it was. Its message has the words `says`."""
     before = repr(snapshot(graph))
-    with pytest.raises(error) as caught:
+    with pytest.raises(error, match=says) as caught:
         event()
     assert repr(snapshot(graph)) == before
     return caught.value

@@ -16,6 +16,10 @@ KEPT: Final = 0.1
 """The share of the tokens served before it that a rank keeps while it waits."""
 
 
+ONLINE_S: Final = 60.0
+"""Calls for which somebody waits may be followed by others for so long: until then lines of batches leave them room."""
+
+
 class Rank(IntEnum):
     """The class of a call. A lower one goes first."""
 

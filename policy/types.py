@@ -104,6 +104,8 @@ class Call(NamedTuple):
     """Zero: the times of `slo` count from here."""
     choices: int = 1
     """How many answers the client asks for (OpenAI's `n`)."""
+    is_line: bool = False
+    """A line of a batch, for which nobody waits."""
     tokens: Sequence[int] = ()
     """The prompt, where its tokens are known exactly."""
 

@@ -86,10 +86,6 @@ class CacheJournal:
         stored = [(block, parent) for block, (_, parent) in self._stored_since(cursor)]
         return False, _runs(stored[::-1]), [block for block, _ in self._removed_since(cursor)]
 
-    def has_news(self, cursor: int) -> bool:
-        """Whether a tree block was stored or removed since a cursor, or may have been (see `remembers`)."""
-        return not self.remembers(cursor) or self.changed_at > cursor
-
     def changed(self, cursor: int) -> list[int] | None:
         """The tree blocks stored or removed since a cursor; None if they are not all known."""
         if not self.remembers(cursor):

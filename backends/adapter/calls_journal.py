@@ -54,6 +54,7 @@ class _Here:
     is_urgent: bool
     find: Callable[[], Sequence[int]]
     cursor: int
+    is_line: bool
     is_computed: bool = False
     hashes: Sequence[int] | None = None
 
@@ -85,12 +86,13 @@ class CallsJournal:
         hashes: Callable[[], Sequence[int]],
         *,
         is_urgent: bool,
+        is_line: bool = False,
     ) -> None:
         """A call has arrived. `hashes` finds its prompt's tree blocks, if the call is reported."""
         if not gateway:
             return
         cursor = self._changed(gateway)
-        self._here[key] = _Here(next(self._numbers), gateway, prompt_tokens, is_urgent, hashes, cursor)
+        self._here[key] = _Here(next(self._numbers), gateway, prompt_tokens, is_urgent, hashes, cursor, is_line)
 
     def computed(self, key: Hashable) -> None:
         """A call has its first token. No effect if it had one before, or has ended."""
@@ -151,7 +153,9 @@ class CallsJournal:
 
     def _reported(self, call: _Here) -> OutstandingCall:
         if call.is_computed:
-            return OutstandingCall(call.number, call.gateway, call.prompt_tokens, 0, call.is_urgent, True, [])
+            return OutstandingCall(
+                call.number, call.gateway, call.prompt_tokens, 0, call.is_urgent, True, [], call.is_line
+            )
         hashes, tiers = call.hashes, self._tiers
         if hashes is None:
             hashes = call.hashes = call.find()[: min(call.prompt_tokens // self._block_tokens, MAX_HASHES)]
@@ -159,5 +163,6 @@ class CallsJournal:
         held = next(missed, len(hashes))
         missed_tokens = max(1, call.prompt_tokens - held * self._block_tokens)
         return OutstandingCall(
-            call.number, call.gateway, call.prompt_tokens, missed_tokens, call.is_urgent, False, list(hashes)
-        )
+            call.number, call.gateway, call.prompt_tokens, missed_tokens, call.is_urgent, False, list(hashes),
+            call.is_line,
+        )  # fmt: skip

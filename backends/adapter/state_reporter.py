@@ -292,7 +292,7 @@ class StateReporter:
         self.attainment.received(key, call)
         self.refinable.received(key, call, handle)
         is_urgent = call.slo is not None and call.slo.ttft_s is not None
-        self.calls.arrived(key, gateway, call.prompt_tokens, tree_blocks, is_urgent=is_urgent)
+        self.calls.arrived(key, gateway, call.prompt_tokens, tree_blocks, is_urgent=is_urgent, is_line=call.is_line)
 
     def produced(self, key: Hashable, tokens: int, now_s: float) -> None:
         """A call has `tokens` more output tokens."""

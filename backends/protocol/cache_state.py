@@ -122,6 +122,8 @@ class OutstandingCall(msgspec.Struct, frozen=True, array_like=True):
     """Whether the call has its first token."""
     hashes: list[BlockHash]
     """The prompt's tree blocks, from the first on. Empty once computed: the report then lists them as stored."""
+    is_line: bool = False
+    """Whether it is a line of a batch, for which nobody waits."""
 
 
 class KvGroup(msgspec.Struct, frozen=True, array_like=True):

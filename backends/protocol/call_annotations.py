@@ -28,6 +28,7 @@ _OBJECTIVE = "plait_objective"
 _PRIORITY = "plait_priority"
 _HANDLE = "plait_handle"
 _GATEWAY = "plait_gateway"
+_LINE = "plait_line"
 
 MAX_HANDLE = 128
 """The longest handle, in characters."""
@@ -38,7 +39,7 @@ class EngineAnnotations:
     """`age_s` is the call's age when it was sent. `cached_tokens` is how many the gateway expects to be cached.
 
     `handle` names the call in later changes of its objectives (`call_objectives`). `gateway` is the id of the sending
-    gateway, which the engine repeats in its reports.
+    gateway, which the engine repeats in its reports. `is_line`: the call is a line of a batch.
     """
 
     age_s: float = 0.0
@@ -48,6 +49,7 @@ class EngineAnnotations:
     cached_tokens: int | None = None
     handle: str | None = None
     gateway: str | None = None
+    is_line: bool = False
 
 
 UNANNOTATED = EngineAnnotations()
@@ -73,6 +75,7 @@ def to_parameters(annotations: EngineAnnotations) -> dict[str, str | float]:
         _PRIORITY: annotations.priority or None,
         _HANDLE: annotations.handle,
         _GATEWAY: annotations.gateway,
+        _LINE: int(annotations.is_line) or None,
     }
     return {name: value for name, value in told.items() if value is not None}
 
@@ -102,6 +105,7 @@ class AnnotationReader:
             cached_tokens=self._value(arguments, _CACHED_TOKENS, _tokens),
             handle=self._value(arguments, _HANDLE, _handle),
             gateway=self._value(arguments, _GATEWAY, _handle),
+            is_line=bool(self._value(arguments, _LINE, _integer)),
         )
 
     def _value(self, arguments: Mapping[str, Any], key: str, parse: Callable[[Any], T]) -> T | None:

@@ -76,6 +76,7 @@ def sglang_call(
         slo=annotations.slo,
         objective=annotations.objective,
         priority=annotations.priority,
+        is_line=annotations.is_line,
         max_output_tokens=request.sampling_params.max_new_tokens,
         order=(arrived_s, sequence),
         received_s=now_s,
@@ -195,7 +196,6 @@ class SglangFacts:
         return False
 
     def stored_tokens(self, call: LocalCall) -> int:
-        """How many tokens of a running call other calls can find in the cache."""
         return find_hit(cast("SglangCall", call), self._stored, self._page_tokens)
 
     def block_key(self, call: LocalCall, tokens: int) -> int | None:
@@ -209,7 +209,6 @@ class SglangFacts:
         return blocks[index] if index < len(blocks) and self._shares else None
 
     def shared_tokens(self, call: LocalCall, other: LocalCall) -> int:
-        """How many tokens a waiting call could take from another call's blocks."""
         own, others = cast("SglangCall", call).tree_blocks, cast("SglangCall", other).tree_blocks
         return _whole_pages(shared_blocks(own, others, min(len(own), len(others))), self._page_tokens)
 

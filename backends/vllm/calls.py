@@ -69,6 +69,7 @@ def vllm_call(request: Any, annotations: EngineAnnotations, now_s: float, sequen
         slo=annotations.slo,
         objective=annotations.objective,
         priority=annotations.priority,
+        is_line=annotations.is_line,
         max_output_tokens=request.max_tokens,
         received_s=now_s,
         order=(arrived_s, sequence),
@@ -139,7 +140,6 @@ class VllmFacts:
         return call.hit_tokens
 
     def blocks_needed(self, call: LocalCall, new_tokens: int) -> int:
-        """How many free blocks `new_tokens` more of a call take. Cached blocks that no call uses yet count as free."""
         call = cast("VllmCall", call)
         if self._ends is not None and (call.waits or not self.shares_in_iteration):
             return self._blocks_of_groups(call, new_tokens)
@@ -154,7 +154,6 @@ class VllmFacts:
         return needed
 
     def blocks_freed(self, call: LocalCall) -> int:
-        """How many blocks preempting a running call would free."""
         return sum(
             block.ref_cnt == 1 and not block.is_null
             for manager in self._managers
@@ -165,7 +164,6 @@ class VllmFacts:
     """Empty: vLLM keeps calls whose blocks are being loaded out of its queue itself."""
 
     def stored_tokens(self, call: LocalCall) -> int:
-        """How many tokens of a running call other calls can find in the cache."""
         if self._ends is None:
             return call.computed_tokens
         return self._ends.deepest(cast("VllmCall", call).block_hashes, call.computed_tokens, call.computed_tokens)
@@ -178,7 +176,6 @@ class VllmFacts:
         return self._key(call, index)
 
     def shared_tokens(self, call: LocalCall, other: LocalCall) -> int:
-        """How many tokens a waiting call could take from another call's blocks."""
         call, other = cast("VllmCall", call), cast("VllmCall", other)
         most = min(self._most_hit_blocks(call), self._hashed_blocks(other)) * self._hashes_per_block
         blocks = shared_blocks(call.block_hashes, other.block_hashes, most) // self._hashes_per_block

@@ -22,7 +22,7 @@ from typing import Final
 
 import structlog
 
-from plait.backends.errors import LimitError, PlaitError, SessionWaitingError
+from plait.backends.errors import LimitError, PlaitError, ReachedLimit, SessionWaitingError
 from plait.gateway.admission.backlog import Waiting
 from plait.gateway.admission.queue import Queue
 from plait.gateway.admission.room import AHEAD_S
@@ -109,9 +109,6 @@ class Admission:
         """Whether the call is a retry that keeps its place: it has counted for its tenant's rates already."""
         return self._places.has(call)
 
-    def use(self, tenant: str) -> TenantUse:
-        return self._uses[tenant]
-
     def busy(self) -> Collection[str]:
         """The tenants that have calls here."""
         self._busy = {tenant for tenant in self._busy if self.queue.wants(tenant)}
@@ -132,6 +129,9 @@ class Admission:
         has_rates = limits.has_rates or use.has_rates
         if is_new and not call.is_leased and has_rates and self._is_paced(call, now_s):
             return
+        if call.call.is_line:
+            self._enter_line(call, use, limits, now_s)
+            return
         passes = self.sessions.arrive(call, now_s)
         try:
             if passes:
@@ -151,6 +151,16 @@ class Admission:
             use.enter(call.tokens)
         if call.is_sent and call.turn is not None:
             call.turn.gate.sent(call.turn)
+
+    def _enter_line(self, call: Waiting, use: TenantUse, limits: TenantLimits, now_s: float) -> None:
+        """A line of a batch is sent at once: whoever sends it has asked for room, and it waits for nothing here."""
+        if use.running >= limits.max_running:
+            reached = ReachedLimit("max_running", limits.max_running, use.running)
+            raise LimitError("As many calls of this tenant run as may.", code="too_many_waiting", reached=reached)
+        self._busy.add(call.tenant)
+        self._lines.send_line(call, now_s)
+        if limits.has_rates:
+            use.enter(call.tokens)
 
     def _is_paced(self, call: Waiting, now_s: float) -> bool:
         """Whether a call waits for its tenant's rates. It counts from now on, so later ones wait longer.
@@ -186,6 +196,9 @@ class Admission:
     def left(self, call: Waiting, used_tokens: int | None, now_s: float) -> None:
         """A sent call and its booking have ended. `used_tokens`, if known, replaces the predicted tokens."""
         assert call.booking is not None
+        if call.call.is_line:
+            self._uses[call.tenant].running -= 1
+            return
         self._lines.room.left(call.booking.placement.engine_id, call.tenant)
         self._uses[call.tenant].running -= 1
         self.shares.correct(call.tenant, 0 if used_tokens is None else used_tokens - call.tokens)
@@ -203,7 +216,9 @@ class Admission:
         if self._paced.pop(call, None) is not None:
             self._uses[call.tenant].give_back(call.tokens)
             return
-        if call.is_sent:
+        if call.call.is_line:
+            self._lines.unsend_line(call, now_s)
+        elif call.is_sent:
             self.queue.unsent(call, now_s)
         elif call.error is None and not call.is_held:
             self.queue.leave(call, now_s)

@@ -131,6 +131,20 @@ class Lines:
             self._shares.serve(call.tenant, call.tokens)
             self.room.fill(engine_id, call.tenant, call.tokens, now_s)
 
+    def send_line(self, call: Waiting, now_s: float) -> None:
+        """Send a line of a batch, which counts for nothing that other calls are judged by. Raises as `place` does."""
+        asked = call.call
+        placement = self._router.select(asked, now_s, prefer=call.prefer, avoid=call.avoid, route=call.route)
+        call.booking = self._router.book(asked, placement, now_s, tenant=call.tenant)
+        call.is_sent = True
+        self._uses[call.tenant].running += 1
+
+    def unsend_line(self, call: Waiting, now_s: float) -> None:
+        """A line was given up before its engine got it."""
+        call.is_sent = False
+        self._uses[call.tenant].running -= 1
+        self._release(call, now_s)
+
     def join(self, call: Waiting, now_s: float) -> None:
         """A placed call waits in the line of its engine."""
         engine_id = call.engine_id

@@ -392,6 +392,6 @@ def _overtakes(booking: Booking, waiting: Booking, now_s: float) -> bool:
         and (late.streamed or (late.output_limit or 0) >= (early.output_limit or inf))
         and 2 * booking.placement.missed_tokens >= waiting.placement.missed_tokens
         and late.priority >= early.priority
-        and (late.slo, late.objective) == (early.slo, early.objective)
+        and (late.slo, late.objective, late.is_line) == (early.slo, early.objective, early.is_line)
         and not (early.has_grammar and now_s < waiting.late_s + COMPILING_S)
     )

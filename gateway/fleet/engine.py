@@ -196,8 +196,9 @@ class FleetEngine:
             answer_s = inf if limit is None else view.cost_model.decode_time_s(limit, call.prompt_tokens)
         is_small, due_s = view.is_small(missed_tokens, placement.cached_tokens), view.served_by_s(call, now_s)
         prefill = Prefill(
-            missed_tokens, entry.prefill_s, attention_s, now_s, call.streamed, due_s < inf, due_s, is_small, tenant
-        )
+            missed_tokens, entry.prefill_s, attention_s, now_s, call.streamed, due_s < inf, due_s, is_small, tenant,
+            is_line=call.is_line,
+        )  # fmt: skip
         number = self.cache.report_number
         state = BookingState.WAITING if waits else BookingState.SENT
         booking = Booking(
@@ -308,8 +309,9 @@ class FleetEngine:
         cached = booking.placement.cached_tokens if usage.cached_tokens is None else usage.cached_tokens
         view = self.view
         view.ledger.settle(booking.entry, max(0, usage.prompt_tokens - cached), usage.output_tokens)
-        if booking.first_token_s is not None and usage.output_tokens > 1:  # the first token ends the prefill
-            time_s = now_s - booking.first_token_s
+        begun_s = None if booking.call.is_line else booking.first_token_s
+        if begun_s is not None and usage.output_tokens > 1:  # the first token ends the prefill
+            time_s = now_s - begun_s
             view.observe_decode(time_s, usage.output_tokens - 1, booking.iteration_s, booking.computed_s, now_s)
             if not self.cache.reports:  # the prefill was not as predicted, for the calls beside it
                 view.queue.computed_tokens += booking.placement.cached_tokens - cached

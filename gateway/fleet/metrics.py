@@ -135,10 +135,9 @@ class FleetCollector(Collector):
         )
         for engine_id, engine in engines.items():
             resident.add_metric([engine_id], engine.view.residency.resident.blocks * self._router.block_tokens)
+        yield resident
         yield from self._tiers()
-        tree = GaugeMetricFamily("plait_prefix_tree_blocks", "Blocks in the prefix tree")
-        tree.add_metric([], len(self._router.tree))
-        yield from (resident, tree)
+        yield GaugeMetricFamily("plait_prefix_tree_blocks", "Blocks in the prefix tree", len(self._router.tree))
 
     def _tiers(self) -> Iterator[Metric]:
         labels, block_tokens = ["engine", "tier"], self._router.block_tokens

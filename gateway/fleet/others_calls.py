@@ -26,6 +26,7 @@ class _Other:
     context_tokens: float
     prefill: Prefill | None
     leaf: Node | None
+    is_line: bool = False
 
     def computed_at_s(self) -> float:
         """As `Booking.computed_at_s`; the report that says so has its blocks."""
@@ -93,9 +94,10 @@ class OthersCalls:
             cached_tokens = call.prompt_tokens - missed_tokens
             attention_s = costs.added_s(missed_tokens, cached_tokens)[1]
             time_s = costs.prefill_time_s(missed_tokens, cached_tokens)
-            prefill = Prefill(missed_tokens, time_s, attention_s, now_s, is_on_time=call.is_urgent, is_own=False)
-        view.begin_reported(context_tokens, prefill, now_s)
-        other = self._calls[call.number] = _Other(call.gateway, context_tokens, prefill, leaf)
+            if not call.is_line:
+                prefill = Prefill(missed_tokens, time_s, attention_s, now_s, is_on_time=call.is_urgent, is_own=False)
+        view.begin_reported(context_tokens, prefill, now_s, is_line=call.is_line)
+        other = self._calls[call.number] = _Other(call.gateway, context_tokens, prefill, leaf, call.is_line)
         if ends is not None and leaf is not None and hit is not None:
             left = ends.rule.left_by(call.prompt_tokens, hit.leading_tokens)
             ends.expect(leaf, left, (), other.computed_at_s)
@@ -116,7 +118,7 @@ class OthersCalls:
             if not self._gateways[known.gateway]:
                 del self._gateways[known.gateway]
             self._view.gateways = 1 + len(self._gateways)
-            self._view.end_reported(known.context_tokens, known.prefill, now_s)
+            self._view.end_reported(known.context_tokens, known.prefill, now_s, is_line=known.is_line)
             self._unbook(known)
 
     def _unbook(self, known: _Other) -> None:

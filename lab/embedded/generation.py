@@ -181,6 +181,7 @@ class Generation:
             slo=annotations.slo,
             objective=annotations.objective,
             priority=annotations.priority,
+            is_line=annotations.is_line,
             received_s=now_s,
             chain=chain,
             tree_chain=chain if same else HashChain(TREE_BLOCK_TOKENS, root, prompt),

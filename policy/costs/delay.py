@@ -85,12 +85,6 @@ class DelayCost:
         rest_s = self.decode_s + self.stall_s + self.slow_s + self.evicted_s - self.repaid_s
         return FIRST_TOKEN_WEIGHT * before_s + rest_s
 
-    def weighted_s(self) -> dict[str, float]:
-        """The weighted parts by name. Their sum is `total_s`."""
-        before = {part: FIRST_TOKEN_WEIGHT * getattr(self, f"{part}_s") for part in BEFORE_FIRST_TOKENS}
-        rest = {part: getattr(self, f"{part}_s") for part in ("decode", "stall", "slow", "evicted")}
-        return {**before, **rest, "repaid": -self.repaid_s}
-
 
 @dataclass(slots=True)
 class CallToPlace:

@@ -93,6 +93,18 @@ class EngineView:
     gateways: int = 1
     """The gateways that send calls to this engine, this one included."""
 
+    lines: int = 0
+    """The part of `calls` that are lines of batches."""
+
+    reported_lines: int = 0
+    """The part of `reported` that are lines."""
+
+    line_tokens: float = 0.0
+    """The part of `context_tokens` of the lines."""
+
+    online_s: float = -inf
+    """When the latest call came that is no line."""
+
     urgent_first: bool = False
     """Whether the engine's local scheduler serves calls first that can still meet a TTFT or JCT."""
 
@@ -126,6 +138,10 @@ class EngineView:
         self.outstanding += 1
         self.calls += 1
         self.context_tokens += context_tokens
+        if prefill.is_line:
+            self._count_line(1, context_tokens)
+            return
+        self.online_s = prefill.sent_s
         if sent_s is None:
             self.unsent_context_tokens += context_tokens
             self.queue.add(prefill)
@@ -139,6 +155,10 @@ class EngineView:
 
     def compute(self, prefill: Prefill, now_s: float) -> None:
         """A call's first token has arrived."""
+        if prefill.is_line:
+            self.queue.computed_tokens += prefill.tokens
+            self.queue.computed_attention_s += prefill.attention_s
+            return
         self.first_bytes.came(prefill.sent_s, now_s)
         self.queue.leave(prefill, now_s, is_computed=True)
 
@@ -146,6 +166,9 @@ class EngineView:
         self.outstanding -= 1
         self.calls -= 1
         self.context_tokens = self.context_tokens - context_tokens if self.calls else 0.0
+        if prefill.is_line:
+            self._count_line(-1, context_tokens)
+            return
         unsent = self.queue.unsent
         self.queue.leave(prefill, now_s)
         if self.queue.unsent < unsent:
@@ -158,19 +181,35 @@ class EngineView:
         """
         self.outstanding -= 1
         self.queue.leave(prefill, now_s)
+        if prefill.is_line:
+            self._count_line(-1, context_tokens)
         until_s = prefill.sent_s + prefill.time_s + self.ledger.mean_output_tokens * self.iteration_s
         heappush(self._lost, (max(now_s, until_s), context_tokens))
 
-    def begin_reported(self, context_tokens: float, prefill: Prefill | None, now_s: float) -> None:
-        """The engine reports a call that this gateway has not sent. No `prefill`: its prompt is computed already."""
+    def begin_reported(
+        self, context_tokens: float, prefill: Prefill | None, now_s: float, *, is_line: bool = False
+    ) -> None:
+        """The engine reports a call that this gateway has not sent. No `prefill`: its prompt is computed already, or it
+        is a line.
+        """
         self.reported += 1
         self.calls += 1
         self.context_tokens += context_tokens
+        if is_line:
+            self.reported_lines += 1
+            self._count_line(1, context_tokens)
+        else:
+            self.online_s = now_s
         if prefill is not None:
             self.queue.send(prefill, now_s)
 
-    def end_reported(self, context_tokens: float, prefill: Prefill | None, now_s: float) -> None:
+    def end_reported(
+        self, context_tokens: float, prefill: Prefill | None, now_s: float, *, is_line: bool = False
+    ) -> None:
         """A call of `begin_reported` has ended."""
+        if is_line:
+            self.reported_lines -= 1
+            self._count_line(-1, context_tokens)
         self.reported -= 1
         self.calls -= 1
         self.context_tokens = self.context_tokens - context_tokens if self.calls else 0.0
@@ -278,6 +317,10 @@ class EngineView:
             return -inf
         prefill_s = self.cost_model.prefill_time_s(call.prompt_tokens - cached_tokens, cached_tokens)
         return call.due_s if now_s + prefill_s < call.due_s else -inf
+
+    def _count_line(self, sign: int, context_tokens: float) -> None:
+        self.lines += sign
+        self.line_tokens = self.line_tokens + sign * context_tokens if self.lines else 0.0
 
     def _let_go(self, context_tokens: float) -> None:
         """A call has left the gateway's line: sent, or ended in it."""

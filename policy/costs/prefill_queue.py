@@ -55,6 +55,8 @@ class Prefill:
     tenant: str = ""
     is_own: bool = True
     """This gateway has sent the call."""
+    is_line: bool = False
+    """The call is a line of a batch, for which no other call waits. It is in no queue."""
 
     @property
     def precedence(self) -> Precedence:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from plait.policy.scheduling.in_order import Fcfs, HitRatio, LongestPrefix
+from plait.policy.scheduling.lines import LinesLast
 from plait.policy.scheduling.plan import LocalScheduler
 from plait.policy.scheduling.slo_scheduler import SloScheduler
 
@@ -16,6 +17,6 @@ SCHEDULERS: dict[str, Callable[[], LocalScheduler]] = {
     "fcfs": Fcfs,
     "hit_ratio": HitRatio,
     "longest_prefix": LongestPrefix,
-    "slo": SloScheduler,
+    "slo": lambda: LinesLast(SloScheduler()),
 }
 """The local schedulers by their names in the configuration."""

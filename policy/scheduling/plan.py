@@ -67,6 +67,8 @@ class LocalCall:
     """Among equal calls, the lower goes first."""
     max_output_tokens: int | None = None
     """None: not known."""
+    is_line: bool = False
+    """A line of a batch, for which nobody waits."""
 
     @property
     def uncomputed_tokens(self) -> int:

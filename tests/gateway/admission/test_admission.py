@@ -23,7 +23,7 @@ def test_while_there_is_room_nothing_waits() -> None:
     for call in calls:
         fleet.first_byte(call)
         fleet.end(call)
-    assert fleet.admission.use("a").running == 0
+    assert fleet.admission._uses["a"].running == 0
 
 
 def test_a_call_is_booked_at_once_and_sent_when_its_engine_has_room() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from hypothesis import strategies as st
 
@@ -11,6 +11,7 @@ from plait.lab.embedded.engine import Engine, EngineSettings
 from plait.lab.embedded.hash_chain import HashChain
 from plait.policy.costs.cost_model import CostModel
 from plait.policy.prefix.block_hash import root_hash
+from plait.policy.scheduling.lines import LinesLast
 from plait.policy.scheduling.plan import EngineFacts, IterationWork, LocalCall, Plan
 from plait.policy.scheduling.slo_scheduler import SloScheduler
 from plait.policy.types import Slo
@@ -27,7 +28,7 @@ call_specs = st.lists(
 class Watched:
     """A scheduler that counts its plans."""
 
-    def __init__(self, scheduler: SloScheduler) -> None:
+    def __init__(self, scheduler: SloScheduler | LinesLast) -> None:
         self.plans = 0
         self._scheduler = scheduler
 
@@ -44,8 +45,13 @@ class Watched:
         self._scheduler.observe(duration_s, work)
 
 
-def check_every_call_finishes(scheduler: SloScheduler, specs: Sequence[CallSpec]) -> None:
-    """Run the calls on a small engine; assert that all of them end, and that nothing stays in use."""
+def check_every_call_finishes(
+    scheduler: SloScheduler | LinesLast, specs: Sequence[CallSpec], lines: Collection[int] = ()
+) -> None:
+    """Run the calls on a small engine; assert that all of them end, and that nothing stays in use.
+
+    `lines` has the places of those that are lines of batches.
+    """
     root, watched = root_hash("m"), Watched(scheduler)
     engine = Engine(
         EngineSettings(name="e", model="m", kv_tokens=320, max_batch_tokens=64, max_running_calls=4),
@@ -63,7 +69,14 @@ def check_every_call_finishes(scheduler: SloScheduler, specs: Sequence[CallSpec]
             chain, tree_chain = HashChain(16, root, tokens), HashChain(64, root, tokens)
             engine.add(
                 EmbeddedCall(
-                    str(number), now_s, size, slo=slo, chain=chain, tree_chain=tree_chain, final_output_tokens=output
+                    str(number),
+                    now_s,
+                    size,
+                    slo=slo,
+                    chain=chain,
+                    tree_chain=tree_chain,
+                    final_output_tokens=output,
+                    is_line=number in lines,
                 )
             )
             if not engine.idle:

@@ -20,11 +20,16 @@ H200 = load_profile("h200-llama-8b").cost_model()
 
 
 def observed(model: IterationModel, engine: CostModel, count: int = 64, noise: float = 0.0, seed: int = 0) -> CostModel:
-    """What a model knows after so many iterations of an engine with a prompt's chunk, and as many without."""
+    """What a model knows after so many iterations of an engine with a prompt's chunk, and as many without.
+
+    Each size of chunk comes about as often: where short ones hardly come, a step cannot be seen.
+    """
     rng = random.Random(seed)
-    for _ in range(count):
+    chunks = [CHUNKS[number % len(CHUNKS)] for number in range(count)]
+    rng.shuffle(chunks)
+    for chunk in chunks:
         decodes = rng.randrange(1, 20)
-        for new in ([1] * decodes, [rng.choice(CHUNKS), *[1] * decodes]):
+        for new in ([1] * decodes, [chunk, *[1] * decodes]):
             context = [rng.randrange(4_000) for _ in new]
             took_s = engine.iteration_time_s(zip(new, context, strict=True)) * (1 + noise * rng.uniform(-1, 1))
             model.on_iteration(took_s, IterationWork.of(new, context))

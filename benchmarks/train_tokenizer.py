@@ -178,7 +178,10 @@ def train(texts: Iterator[str], vocabulary_tokens: int = VOCABULARY_TOKENS) -> T
 def save(tokenizer: Tokenizer, folder: Path) -> None:
     """Write Hugging Face's files: the tokenizer, its configuration, the chat template."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    fields = json.loads(tokenizer.to_str())
+    fields["model"]["merges"] = [" ".join(pair) for pair in fields["model"]["merges"]]  # shorter than lists of two
+    text = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+    (folder / "tokenizer.json").write_text(text, encoding="utf-8")
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": CONTEXT_TOKENS,

@@ -26,14 +26,14 @@ from plait.backends.tokenization.chat_template import (
 from plait.backends.tokenization.checked_encoder import CheckedEncoder, native_encode
 from plait.backends.tokenization.cuts import find_cuts
 from plait.backends.tokenization.kept_proof import KeptProof
-from plait.backends.tokenization.tokenizer import SHORT_CHARACTERS, ChatTokenizer, not_unicode
+from plait.backends.tokenization.tokenizer import SHORT_CHARACTERS, Tokenizer, not_unicode
 from plait.backends.tokenization.vocabulary import ids_around, longest_token_bytes
 
 # Otherwise `tokenizers` would use all cores for a batch of parts. An encoding turn may use one.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-class FileTokenizer(ChatTokenizer):
+class FileTokenizer(Tokenizer):
     """A tokenizer.json. Subclasses render chats."""
 
     def __init__(self, name: str, backend: Backend, special_ids: frozenset[int]) -> None:

@@ -78,7 +78,6 @@ class BoundedTemplates(HuggingFaceTokenizer):
         tools: list[dict[str, Any]] | None,
         variables: Mapping[str, Any],  # noqa: ARG002 - the process has them, as functions do not travel
     ) -> str | None:
-        """A chat by the model's template, given to it as it is; None if it refuses the chat."""
         try:
             return self._worker.render(Job(messages, None, tools, probe="given"))
         except CallerError:
@@ -90,7 +89,6 @@ class BoundedTemplates(HuggingFaceTokenizer):
         tools: list[dict[str, Any]] | None,
         variables: Mapping[str, Any],  # noqa: ARG002 - as above
     ) -> str | None:
-        """A client's chat in SGLang's form; None if it is refused."""
         try:
             return self._worker.render(Job(messages, None, tools, probe="requested"))
         except CallerError:

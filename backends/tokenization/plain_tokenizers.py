@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from plait.backends.tokenization.chat_template import CHATML, render_as_transformers
 from plait.backends.tokenization.cuts import BETWEEN_WORDS, Cuts, cuts_of_words
-from plait.backends.tokenization.tokenizer import ChatTokenizer, not_unicode
+from plait.backends.tokenization.tokenizer import Tokenizer, not_unicode
 
 if TYPE_CHECKING:
     import tiktoken
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _UTF_32 = f"utf-32-{byteorder[0]}e"
 
 
-class _PlainTokenizer(ChatTokenizer):
+class _PlainTokenizer(Tokenizer):
     """A tokenizer without a template of its own. It uses ChatML unless another template is given."""
 
     def __init__(self, chat_template: str | None) -> None:

@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from plait.backends.errors import CallerError, UnsupportedError
 from plait.backends.protocol.chat_rendering import requested_digest
@@ -41,120 +41,6 @@ TRIED: Final = (
 """Chats with tools, parts, reasoning and empty contents."""
 
 
-class Tokenizer(Protocol):
-    """A tokenizer, as the gateway and the embedded engine use it.
-
-    `name` is for logs. `exact` says whether the ids are the engine's; only the byte-level fallback has False.
-    `longest_token_bytes` is the most bytes of text in one token; None if there is no bound.
-    `cuts` says where a text may be cut into parts for `encode_parts`; None: nowhere. `ids_around` are the ids before
-    and after a plain prompt, which `encode_parts` does not add. `special_ids` include the ids that end a turn.
-    `guesses_template` is True if no chat template was given: an engine may then accept a chat that is refused here.
-    """
-
-    name: str
-    exact: bool
-    guesses_template: bool
-    longest_token_bytes: int | None
-    cuts: Cuts | None
-    ids_around: tuple[Sequence[int], Sequence[int]]
-    special_ids: frozenset[int]
-
-    @property
-    def differences(self) -> int:
-        """1 once the native encoder has given wrong ids, so that its earlier ids may be wrong too; 0 until then."""
-        ...
-
-    @property
-    def short_characters(self) -> int:
-        """How many characters it encodes within some 2 ms, which an event loop may do itself."""
-        ...
-
-    def prepare(self) -> None:
-        """Load what encoding needs now, instead of at the first prompt: 0.5 s for 38,000 tokens."""
-        ...
-
-    def __hash__(self) -> int: ...  # caches are keyed by tokenizers
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a plain prompt. The text of a special token becomes that token, as in the engines.
-
-        Raises CallerError for text that is not valid Unicode.
-        """
-        ...
-
-    def encode_array(self, text: str, *, add_special_tokens: bool = True) -> array[int]:
-        """The ids of `encode` as unsigned 32-bit integers: a list takes nine times as much memory."""
-        ...
-
-    def encode_parts(self, parts: Sequence[str]) -> list[array[int]]:
-        """As `encode_array`, for each part of a text, without special tokens around it."""
-        ...
-
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        template_kwargs: Mapping[str, Any] | None = None,
-        chat_template: str | None = None,
-        form: ChatForm = "vllm",
-        salt: Hashable = None,
-    ) -> str:
-        """The text of a chat with its special tokens, to be encoded without adding any.
-
-        `chat_template` replaces the tokenizer's template, which gets messages and tools in this `form`. Chats of one
-        `salt` share the rendered text of their tools. Raises CallerError for a chat that the template refuses,
-        UnsupportedError for content that is not text.
-        """
-        ...
-
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
-        """The ids of a rendered chat; `options` and errors are those of `render_chat`."""
-        ...
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of known ids, with special tokens. Bytes that are not UTF-8 become U+FFFD."""
-        ...
-
-    # For the fingerprint (`plait.backends.protocol.tokenizer_fingerprint`).
-
-    @property
-    def fingerprint(self) -> TokenizerFingerprint:
-        """The tokenizer's digests, made at the first access, in up to a second for 256,000 tokens."""
-        ...
-
-    def vocabulary(self) -> Mapping[str, int]:
-        """All tokens with their ids, added ones among them."""
-        ...
-
-    def added_tokens(self) -> Iterable[str]:
-        """The tokens that are found in a text before all else."""
-        ...
-
-    def render_probe(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
-    ) -> str | None:
-        """A chat by the model's template, given to it as it is; None if it refuses the chat."""
-        ...
-
-    def render_requested(
-        self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
-    ) -> str | None:
-        """A client's chat in SGLang's form; None if it is refused."""
-        ...
-
-    @property
-    def requested(self) -> str:
-        """The digest of clients' chats in SGLang's form (`plait.backends.protocol.chat_rendering`)."""
-        ...
-
-    def files(self) -> dict[str, bytes]:
-        """The files that an engine with this tokenizer offers to gateways, by name; empty if there are none."""
-        ...
-
-
 _Prepared = list[dict[str, Any]]
 _FORMS: Final[Mapping[ChatForm, tuple[Callable[..., _Prepared], Callable[..., _Prepared | None]]]] = {
     "vllm": (template_messages, template_tools),
@@ -163,8 +49,15 @@ _FORMS: Final[Mapping[ChatForm, tuple[Callable[..., _Prepared], Callable[..., _P
 """The functions that bring messages and tools into each form."""
 
 
-class ChatTokenizer(ABC):
-    """Turns a chat into ids with `encode`, in the same way for every kind of tokenizer. Methods are `Tokenizer`'s."""
+class Tokenizer(ABC):
+    """A tokenizer, as the gateway and the embedded engine use it. Kinds differ in `encode`, and in who renders a chat.
+
+    `name` is for logs. `exact` says whether the ids are the engine's; only the byte-level fallback has False.
+    `longest_token_bytes` is the most bytes of text in one token; None if there is no bound.
+    `cuts` says where a text may be cut into parts for `encode_parts`; None: nowhere. `ids_around` are the ids before
+    and after a plain prompt, which `encode_parts` does not add. `special_ids` include the ids that end a turn.
+    `guesses_template` is True if no chat template was given: an engine may then accept a chat that is refused here.
+    """
 
     name: str
     exact = True
@@ -180,43 +73,57 @@ class ChatTokenizer(ABC):
         self._renders_alike: dict[str, bool] = {}
         self._shapes = ShapeMemo()
 
-    @abstractmethod
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a plain prompt."""
-
-    def encode_array(self, text: str, *, add_special_tokens: bool = True) -> array[int]:
-        """The ids of `encode` as unsigned 32-bit integers."""
-        return array("I", self.encode(text, add_special_tokens=add_special_tokens))
-
-    @abstractmethod
-    def vocabulary(self) -> Mapping[str, int]:
-        """All tokens with their ids."""
-
-    @abstractmethod
-    def added_tokens(self) -> Iterable[str]:
-        """The tokens that are found in a text before all else."""
-
     @property
     def differences(self) -> int:
-        """0, since there is no native encoder."""
+        """1 once the native encoder has given wrong ids, so that its earlier ids may be wrong too; 0 until then."""
         return 0
 
     @property
     def short_characters(self) -> int:
-        """Some 4,000 tokens."""
+        """How many characters it encodes within some 2 ms, which an event loop may do itself."""
         return SHORT_CHARACTERS
 
     def prepare(self) -> None:  # noqa: B027 - most kinds load all at once
-        """Nothing is left to load."""
+        """Load what encoding needs now, instead of at the first prompt: 0.5 s for 38,000 tokens."""
+
+    @abstractmethod
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a plain prompt. The text of a special token becomes that token, as in the engines.
+
+        Raises CallerError for text that is not valid Unicode.
+        """
+
+    def encode_array(self, text: str, *, add_special_tokens: bool = True) -> array[int]:
+        """The ids of `encode` as unsigned 32-bit integers: a list takes nine times as much memory."""
+        return array("I", self.encode(text, add_special_tokens=add_special_tokens))
+
+    def encode_parts(self, parts: Sequence[str]) -> list[array[int]]:
+        """As `encode_array`, for each part of a text, without special tokens around it."""
+        return [self.encode_array(part, add_special_tokens=False) for part in parts]
+
+    @abstractmethod
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of known ids, with special tokens. Bytes that are not UTF-8 become U+FFFD."""
+
+    # For the fingerprint (`plait.backends.protocol.tokenizer_fingerprint`).
 
     @cached_property
     def fingerprint(self) -> TokenizerFingerprint:
+        """The tokenizer's digests, made at the first access, in up to a second for 256,000 tokens."""
         return fingerprint(self)
 
     @cached_property
     def requested(self) -> str:
-        """The digest of clients' chats in SGLang's form."""
+        """The digest of clients' chats in SGLang's form (`plait.backends.protocol.chat_rendering`)."""
         return requested_digest(self)
+
+    @abstractmethod
+    def vocabulary(self) -> Mapping[str, int]:
+        """All tokens with their ids, added ones among them."""
+
+    @abstractmethod
+    def added_tokens(self) -> Iterable[str]:
+        """The tokens that are found in a text before all else."""
 
     def render_probe(
         self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, variables: Mapping[str, Any]
@@ -243,8 +150,10 @@ class ChatTokenizer(ABC):
         return self.render_probe(prepared, prepared_tools, variables)
 
     def files(self) -> dict[str, bytes]:
-        """The files that an engine with this tokenizer offers to gateways, by name."""
+        """The files that an engine with this tokenizer offers to gateways, by name; empty if there are none."""
         return {}
+
+    # Chats.
 
     @abstractmethod
     def _template(self, chat_template: str | None, tools: list[dict[str, Any]] | None) -> str:
@@ -254,10 +163,8 @@ class ChatTokenizer(ABC):
     def _by_transformers(self, messages: list[dict[str, Any]], **options: Any) -> str:
         """The text of a chat with prepared messages and tools. `options` has the template, too."""
 
-    def encode_parts(self, parts: Sequence[str]) -> list[array[int]]:
-        return [self.encode_array(part, add_special_tokens=False) for part in parts]
-
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """The ids of a rendered chat; `options` and errors are those of `render_chat`."""
         # The template has written the special tokens. Encoding must not add a second BOS.
         return self.encode(self.render_chat(messages, **options), add_special_tokens=False)
 
@@ -273,6 +180,12 @@ class ChatTokenizer(ABC):
         form: ChatForm = "vllm",
         salt: Hashable = None,
     ) -> str:
+        """The text of a chat with its special tokens, to be encoded without adding any.
+
+        `chat_template` replaces the tokenizer's template, which gets messages and tools in this `form`. Chats of one
+        `salt` share the rendered text of their tools. Raises CallerError for a chat that the template refuses,
+        UnsupportedError for content that is not text.
+        """
         if not messages:
             raise CallerError("A chat needs at least one message.", param="messages")
         is_usual, plain = chat_template is None and not continue_final_message, None

@@ -105,10 +105,6 @@ class InputWatch:
         self._failures = 0
         self._stream = ProgramStream(STREAM_S)
 
-    @property
-    def is_open(self) -> bool:
-        return bool(self._open)
-
     def request(self) -> Request:
         self._stream = ProgramStream(STREAM_S)
         inputs = list(dict.fromkeys(name for step in self._open for name in step.inputs))

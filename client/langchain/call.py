@@ -40,10 +40,7 @@ class SemanticCall(Runnable[Any, SemanticVariable | ParsedVariable]):
         self._parser = parser
 
     def invoke(
-        self,
-        input: Any,  # noqa: A002  # the name is the interface's
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
+        self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
     ) -> SemanticVariable | ParsedVariable:
         if kwargs:
             raise TemplateError(f"{self.name} cannot be invoked with {', '.join(kwargs)}; bind it to the model instead")
@@ -53,10 +50,7 @@ class SemanticCall(Runnable[Any, SemanticVariable | ParsedVariable]):
         return variable if self._read is None else ParsedVariable(variable, self._read, self._parser)
 
     async def ainvoke(
-        self,
-        input: Any,  # noqa: A002  # the name is the interface's
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
+        self, input: Any, config: RunnableConfig | None = None, **kwargs: Any
     ) -> SemanticVariable | ParsedVariable:
         return self.invoke(input, config, **kwargs)
 
@@ -125,24 +119,14 @@ _FAILURES = (ClientError, OutputParserException)
 class Values(Runnable[Any, Any]):
     """Sends what was collected, and returns its input with values in the place of variables."""
 
-    def invoke(
-        self,
-        input: Any,  # noqa: A002  # the name is the interface's
-        config: RunnableConfig | None = None,
-        **_kwargs: Any,
-    ) -> Any:
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **_kwargs: Any) -> Any:
         """Wait for the values, if there are variables."""
         variables = list(variables_in(input))
         if variables:
             session_in(config, "a step that waits").run(*variables, **awaited_in(config))
         return with_values(input)
 
-    async def ainvoke(
-        self,
-        input: Any,  # noqa: A002  # the name is the interface's
-        config: RunnableConfig | None = None,
-        **_kwargs: Any,
-    ) -> Any:
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **_kwargs: Any) -> Any:
         """`invoke` in an event loop. Steps that wait at the same time send one request."""
         await asyncio.gather(*(variable.aget(**awaited_in(config)) for variable in variables_in(input)))
         return with_values(input)

@@ -38,23 +38,13 @@ class Program(Runnable[Any, Any]):
         self._client = client
         self._awaited: dict[str, Any] = {"objective": objective, "timeout_s": timeout_s}
 
-    def invoke(
-        self,
-        input: Any,  # noqa: A002  # the name is the interface's
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> Any:
+    def invoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """Send the calls and wait for the result."""
         with self._client.brief_session() as session:
             here = self._in(session, config)
             return self._values.invoke(self._chain.invoke(input, here, **kwargs), here)
 
-    async def ainvoke(
-        self,
-        input: Any,  # noqa: A002  # the name is the interface's
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> Any:
+    async def ainvoke(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Any:
         """`invoke` in an event loop."""
         async with self._client.brief_session() as session:
             here = self._in(session, config)
@@ -78,12 +68,7 @@ class Program(Runnable[Any, Any]):
             chain = self._chain | self._values
             return await chain.abatch(list(inputs), here, return_exceptions=return_exceptions, **kwargs)
 
-    def stream(
-        self,
-        input: Any,  # noqa: A002  # the name is the interface's
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> Iterator[Any]:
+    def stream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> Iterator[Any]:
         """The text in pieces, if the chain ends in a text; otherwise the whole result in one piece."""
         with self._client.brief_session() as session:
             here = self._in(session, config)
@@ -93,12 +78,7 @@ class Program(Runnable[Any, Any]):
             else:
                 yield self._values.invoke(result, here)
 
-    async def astream(
-        self,
-        input: Any,  # noqa: A002  # the name is the interface's
-        config: RunnableConfig | None = None,
-        **kwargs: Any,
-    ) -> AsyncIterator[Any]:
+    async def astream(self, input: Any, config: RunnableConfig | None = None, **kwargs: Any) -> AsyncIterator[Any]:
         """`stream` in an event loop."""
         async with self._client.brief_session() as session:
             here = self._in(session, config)

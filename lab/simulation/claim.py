@@ -12,7 +12,8 @@ class Claim:
     """A figure with its target bounds, which are fixed before any run.
 
     `where` names the load, the workload or the rival of the figure. `excused` is the reason why a claim may not hold
-    without failing the run.
+    without failing the run. The figure is that of all seeds together, and alone decides; `by_seed` has that of each,
+    so that a reader sees how far the figure is from its bound in terms of what seeds differ.
     """
 
     name: str
@@ -21,6 +22,7 @@ class Claim:
     most: float = inf
     where: str = ""
     excused: str = ""
+    by_seed: tuple[float, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -43,11 +45,13 @@ class Claim:
         where = f" ({self.where})" if self.where else ""
         excused = f"\n  {self.excused}" if self.excused and not self.holds else ""
         word = "holds" if self.holds else "FAILS"
-        return f"{word}: {self.name}{where} = {self.value:,.3f}, wanted {self.wanted}{excused}"
+        seeds = f" ({min(self.by_seed):,.3f} to {max(self.by_seed):,.3f} by seed)" if len(self.by_seed) > 1 else ""
+        return f"{word}: {self.name}{where} = {self.value:,.3f}{seeds}, wanted {self.wanted}{excused}"
 
     def json(self) -> dict[str, Any]:
         optional = {"where": self.where, "excused": "" if self.holds else self.excused}
-        row = {"name": self.name, "value": self.value, "wanted": self.wanted, "holds": self.holds}
+        row: dict[str, Any] = {"name": self.name, "value": self.value, "wanted": self.wanted, "holds": self.holds}
+        row |= {"by_seed": list(self.by_seed)} if self.by_seed else {}
         return row | {key: text for key, text in optional.items() if text}
 
 

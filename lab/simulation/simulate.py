@@ -71,6 +71,7 @@ class SimulatedCall:
     tenant: str = ""
     session: str = ""
     priority: int = 0
+    is_line: bool = False
 
 
 @dataclass(slots=True)
@@ -225,8 +226,12 @@ class Simulation:
         self._to_come += 1
         self._schedule(when_s, partial(self._come, event))
 
-    def send(self, simulated: SimulatedCall, on_ended: Ended, on_refused: Ended | None = None) -> CallRecord:
-        """A call arrives now. Its record is complete when `on_ended` or `on_refused` is called."""
+    def send(
+        self, simulated: SimulatedCall, on_ended: Ended, on_refused: Ended | None = None, *, prefer: str | None = None
+    ) -> CallRecord:
+        """A call arrives now. Its record is complete when `on_ended` or `on_refused` is called. `prefer` is as in
+        `Waiting`.
+        """
         prompt, number, now_s = simulated.prompt, len(self.records), simulated.arrives_s
         gateway = self._gateways[number % len(self._gateways)]
         if simulated.session:
@@ -245,6 +250,7 @@ class Simulation:
             output_limit=simulated.output_limit,
             session=simulated.session,
             arrived_s=now_s,
+            is_line=simulated.is_line,
             tokens=prompt.ids,
         )
         record = CallRecord(simulated.prefix, prompt.tokens, simulated.output_tokens, now_s, simulated.tenant)
@@ -255,6 +261,7 @@ class Simulation:
             tokens,
             call=call,
             output_tokens=simulated.output_tokens,
+            prefer=prefer,
             session=simulated.session,
             passes=simulated.group is not None,
         )
@@ -442,6 +449,7 @@ def _embedded_call(call: Call, simulated: SimulatedCall, number: int, gateway: s
         slo=call.slo,
         objective=call.objective,
         priority=call.priority,
+        is_line=call.is_line,
         max_output_tokens=call.output_limit,
         chain=chain,
         tree_chain=chain if prompt.tree_chain is prompt.chain else prompt.tree_chain.copy(),

@@ -47,7 +47,7 @@ def test_a_step_runs_once_if_all_inputs_come_and_never_if_one_fails(seed: int) -
     fate = {name: dice.choice(["value", "value", "value", "variable_failed", "skipped"]) for name in inputs}
     told: set[str] = set()
     ran: list[NativeStep] = []
-    while watch.is_open:
+    while watch._open:
         body = msgspec.json.decode(msgspec.json.encode(watch.request().body))
         gets = list(body["gets"])
         waiting = [one for one in steps if not told.issuperset(one.inputs) and is_possible(one)]
@@ -93,7 +93,7 @@ def test_a_watch_asks_again_unless_it_is_refused(error: ClientError | None, paus
     watch = InputWatch([waiting], to, given_back.extend)
     assert [watch.pause_after(error) for _ in pauses_s] == pauses_s
     assert given_back == [waiting]
-    assert not watch.is_open
+    assert not watch._open
 
 
 def test_news_show_that_the_gateway_answers() -> None:

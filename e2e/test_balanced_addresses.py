@@ -49,7 +49,10 @@ def test_status_and_probe_name_a_load_balancer_and_no_server_with_ranks(launch: 
         assert "[[services]]" in problem["sentence"]
         assert [name for name, said in gateway.get("/ready").json()["degraded"].items() if SAID in said] == ["service"]
         assert gateway.log().count('"event":"engine differs"') == gateway.processes, "once"
-        command = [str(PLAIT), "check-config", "--probe"]
+        command = [str(PLAIT), "check-config", "--probe", "--probe-timeout-s", "60"]
         given = [argument for engine in (url, engines[2].url) for argument in ("--engine", engine)]
         checked = subprocess.run([*command, *given], capture_output=True, text=True, check=False)
         assert (checked.returncode, checked.stdout.count(SAID)) == (2, 1), checked.stdout + checked.stderr
+        hasty = subprocess.run([*command[:-1], "2", *given], capture_output=True, text=True, check=False).stdout
+        late = f"{url.removeprefix('http://')}: not all was compared within 2 s: see --probe-timeout-s\n"
+        assert late in hasty or ": no answer" in hasty, hasty

@@ -149,12 +149,14 @@ def run(arguments: argparse.Namespace) -> None:
     config = given.load()
     gateway = Gateway(config, None if given.path is None else known_secret(config, given.path))
     check_store(config, config.server.workers)
-    within_s, problems = arguments.probe_timeout_s, list(useless(config.models))
+    within_s, problems, late = arguments.probe_timeout_s, list(useless(config.models)), list[str]()
     if arguments.probe:
         for listening in bound_sockets(config.server.host, 0):
             listening.close()
-        found = asyncio.run(_probed(gateway, within_s))
+        found, late = asyncio.run(_probed(gateway, within_s))
         print(*engine_table(found, gateway.kernel.tokenizers), sep="\n")
+        for name in late:
+            print(f"{name}: not all was compared within {within_s:g} s: see --probe-timeout-s")
         print(*tokenizer_table(_base_models(gateway), gateway.kernel.tokenizers), sep="\n")
         wrong = sum(problem(engine) is not None for engine in found)
         problems += [f"{_count(wrong, 'engine')} of {len(found)} cannot be used as configured"] if wrong else []
@@ -166,30 +168,32 @@ def run(arguments: argparse.Namespace) -> None:
         raise ValueError("\n".join(problems))
     engines, models = len(config.engines), len(config.models)
     source = given.path or "engines given"
-    print(f"{source}: good, with {_count(engines, 'engine')} and {_count(models, 'configured model')}")
+    good = "good as far as compared" if late else "good"
+    print(f"{source}: {good}, with {_count(engines, 'engine')} and {_count(models, 'configured model')}")
 
 
-async def _probed(gateway: Gateway, within_s: float) -> list[FleetEngine]:
+async def _probed(gateway: Gateway, within_s: float) -> tuple[list[FleetEngine], list[str]]:
     """Run the gateway until each engine has been probed and each download tried, for `within_s` at most.
 
-    Returns the engines, with those that the gateway has found by DNS.
+    Returns the engines, with those that the gateway has found by DNS, and the names of those that answer and whose
+    probe is not over.
     """
     engines, awaited = gateway.kernel.router.engines, gateway.kernel.tokenizers.awaited
     looked_at, unexplained = gateway.kernel.router.comparisons.looked_at, gateway.kernel.monitor.unexplained
 
-    def have_said() -> bool:
-        return bool(engines) and all(_has_said(engine, looked_at, unexplained) for engine in engines.values())
+    def silent() -> list[str]:
+        return [name for name, engine in engines.items() if not _has_said(engine, looked_at, unexplained)]
 
     async with gateway.running():
         try:
             async with asyncio.timeout(within_s):
-                while not have_said():  # noqa: ASYNC110
+                while silent() or not engines:  # noqa: ASYNC110
                     await asyncio.sleep(LOOK_S)
                 while any(one.problem is None for one in awaited.values()):  # noqa: ASYNC110
                     await asyncio.sleep(LOOK_S)
         except TimeoutError:
-            pass
-        return list(engines.values())
+            return list(engines.values()), [name for name in silent() if engines[name].health.state is HealthState.UP]
+        return list(engines.values()), []
 
 
 def _base_models(gateway: Gateway) -> list[str]:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from itertools import combinations
 from typing import Final
 
 from msgspec.structs import replace
 
+from plait.backends.errors import EngineError, EngineGarbledError
 from plait.backends.protocol.dialects import DIALECTS
 from plait.backends.protocol.engine_counts import read_owners, read_total
 from plait.gateway.config.sections import EngineConfig, UpstreamConfig
@@ -32,16 +33,29 @@ UNTIL_KNOWN_S: Final = 0.1
 
 
 async def watch_address(router: Router, engine: EngineConfig, upstream: UpstreamConfig) -> None:
-    """Look once a minute, until cancelled. A second look confirms: another engine may take over during the first."""
+    """Look once a minute, until cancelled; sooner again, with growing pauses, if the engine does not answer all of it.
+
+    A second look confirms: another engine may take over during the first.
+    """
+    again_s = CONFIRM_S
     while True:
-        first, several = router.addresses[engine.name][0], None
+        first = router.addresses[engine.name][0]
         if first.health.state in NOT_THERE or first.cache.reports is None:
             await asyncio.sleep(UNTIL_KNOWN_S)
             continue
-        with suppress(*FAILURES):
-            if several := await look(first.cache, engine, upstream):
+        several = None
+        try:
+            if await look(first.cache, engine, upstream):
                 await asyncio.sleep(CONFIRM_S)
                 several = await look(first.cache, engine, upstream)
+            else:
+                several = False
+        except FAILURES as error:
+            if isinstance(error, EngineError) and not isinstance(error, EngineGarbledError):
+                await asyncio.sleep(again_s)
+                again_s = min(2 * again_s, INTERVAL_S)
+                continue
+        again_s = CONFIRM_S
         router.comparisons.looked(engine.name, several=several)
         await asyncio.sleep(INTERVAL_S)
 

@@ -136,13 +136,17 @@ expected of other tenants, at this tenant's failure rate, that really came (at l
 """
 LATE: Final = 0.05
 GROWN, LEAST_GROWN_BYTES = 1.5, 200 * 2**20
+MEMORY_S: Final = 120.0
+"""A problem is a rate over this time."""
+USUAL_S: Final = 3600.0
+"""The time before, whose rate is the usual one."""
 CLEAR_S: Final = 15.0
 """A problem is over once it was not found for this long."""
 LATELY_S: Final = 30.0
-"""A change over `memory_s` is a problem only if the last seconds show it too, so that a repaired one ends soon."""
+"""A change over `MEMORY_S` is a problem only if the last seconds show it too, so that a repaired one ends soon."""
 SAMPLE_S: Final = 5.0
 BEFORE_S: Final = 60.0
-"""The intervals of the samples within `memory_s`, and of the older ones."""
+"""The intervals of the samples within `MEMORY_S`, and of the older ones."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -175,24 +179,13 @@ class _Open:
 
 
 class Problems:
-    """Finds the problems. A rate over `memory_s` is compared with the rate over `usual_s` before.
+    """Finds the problems. `on_change` is called with each that begins (True) or ends (False)."""
 
-    `on_change` is called with each problem that begins (True) or ends (False).
-    """
-
-    def __init__(
-        self,
-        on_change: Callable[[Problem, bool], object] = lambda _problem, _begins: None,
-        *,
-        memory_s: float = 120.0,
-        usual_s: float = 3600.0,
-    ) -> None:
+    def __init__(self, on_change: Callable[[Problem, bool], object] = lambda _problem, _begins: None) -> None:
         self.now: tuple[Problem, ...] = ()
         self._on_change = on_change
-        self._memory_s = memory_s
-        self._usual_s = usual_s
-        self._samples: deque[Signs] = deque()  # of the last `memory_s`, without engines
-        self._before: deque[Signs] = deque()  # of the `usual_s` before, without tenants
+        self._samples: deque[Signs] = deque()  # of the last `MEMORY_S`, without engines
+        self._before: deque[Signs] = deque()  # of the `USUAL_S` before, without tenants
         self._outs: dict[str, deque[float]] = {}
         self._were_out = set[str]()
         self._began_s: float | None = None
@@ -232,11 +225,11 @@ class Problems:
         self._outs = {name: times for name, times in self._outs.items() if times and name in signs.engines}
         if not self._samples or signs.now_s - self._samples[-1].now_s >= SAMPLE_S:
             self._samples.append(signs._replace(engines={}))
-        while self._samples[0].now_s < signs.now_s - self._memory_s:
+        while self._samples[0].now_s < signs.now_s - MEMORY_S:
             old = self._samples.popleft()
             if not self._before or old.now_s - self._before[-1].now_s >= BEFORE_S:
                 self._before.append(old._replace(tenants=NO_TENANTS))
-        while self._before and self._before[0].now_s < signs.now_s - self._memory_s - self._usual_s:
+        while self._before and self._before[0].now_s < signs.now_s - MEMORY_S - USUAL_S:
             self._before.popleft()
 
     def _findings(self, signs: Signs) -> Iterator[Finding]:
@@ -254,8 +247,8 @@ class Problems:
             yield from _of_hit_rate(name, usual, before, latest, model)
         yield from _of_tenants(signs, recent, lately)
         yield from _of_gateway(signs, lately)
-        if self._began_s is not None and signs.now_s - self._began_s >= 2 * self._memory_s:  # it loads much at start
-            yield from _of_memory(signs, recent, lately, LATELY_S / self._memory_s)
+        if self._began_s is not None and signs.now_s - self._began_s >= 2 * MEMORY_S:  # it loads much at start
+            yield from _of_memory(signs, recent, lately, LATELY_S / MEMORY_S)
 
 
 def _of_addresses(findings: Iterable[Finding], engines: Iterable[str]) -> Iterator[Finding]:
@@ -370,7 +363,7 @@ def _since(before: TenantSigns, now: TenantSigns, name: str) -> tuple[int, int]:
 
 
 def _of_memory(signs: Signs, recent: Signs, lately: Signs, part: float) -> Iterator[Finding]:
-    """`part` is the time since `lately`, as a part of `memory_s`."""
+    """`part` is the time since `lately`, as a part of `MEMORY_S`."""
     grown, grown_lately = (signs.resident_bytes - before.resident_bytes for before in (recent, lately))
     if grown_lately < part * LEAST_GROWN_BYTES:
         return

@@ -7,12 +7,11 @@ import msgspec
 import pytest
 from structlog.testing import capture_logs
 
-from plait.gateway.config import example
 from plait.gateway.config.file import ConfigError, load_config, parse_config
 from plait.gateway.config.section import Section
 from plait.gateway.config.sections import AdmissionConfig, Config, EngineConfig, ModelConfig
+from tests.example_config import EXAMPLE, text
 
-EXAMPLE = Path(__file__).parents[3] / "config.example.toml"
 ENGINES = [{"url": "http://127.0.0.1:8101"}]
 
 
@@ -368,8 +367,7 @@ def test_the_example_states_the_defaults() -> None:
 
 
 def test_the_example_is_made_from_the_sections() -> None:
-    made = example.text()
-    assert EXAMPLE.read_text(encoding="utf-8") == made, "python -m plait.gateway.config.example writes it"
+    assert EXAMPLE.read_text(encoding="utf-8") == text(), "python -m tests.example_config writes it"
 
 
 def test_there_are_few_settings() -> None:

@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import cycle
+from types import SimpleNamespace
 
 import httpx
 import msgspec
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 import plait.gateway.membership.balanced_address
+from plait.backends.errors import EngineError, EngineGarbledError, EngineTimeoutError
 from plait.backends.protocol.dialects import DIALECTS
 from plait.backends.protocol.engine_counts import read_total
 from plait.gateway.config.sections import EngineConfig, UpstreamConfig
@@ -174,10 +176,15 @@ def test_only_counters_are_summed() -> None:
 
 
 async def test_two_looks_in_a_row_decide_and_a_later_one_takes_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [True, False, True, True, False]
+    silent = EngineTimeoutError("engine e said nothing for 4 s")
+    found: list[bool | EngineTimeoutError] = [True, False, True, silent, True, True, False]
 
     async def next_look(*_asked: object) -> bool:
-        return found.pop(0) if found else False
+        one = found.pop(0) if found else False
+        if isinstance(one, bool):
+            return one
+        assert not router.engines["e"].mismatches, "one look decides nothing"
+        raise one
 
     for name in ("CONFIRM_S", "INTERVAL_S", "UNTIL_KNOWN_S"):
         monkeypatch.setattr(plait.gateway.membership.balanced_address, name, 0.001)
@@ -190,10 +197,38 @@ async def test_two_looks_in_a_row_decide_and_a_later_one_takes_it_back(monkeypat
         assert not router.comparisons.looked_at, "it does not answer yet"
         router.health.answered("e", {"m": None})
         router.no_reports("e")
-        await until(lambda: len(found) == 3)
+        await until(lambda: len(found) == 5)
         assert not router.engines["e"].mismatches
         await until(lambda: not found)
         await until(lambda: not router.engines["e"].mismatches)
         task.cancel()
     told = [(line["event"], line["about"]) for line in logs]
     assert told == [("engine differs", "address"), ("engine agrees again", "address")]
+
+
+async def test_looks_that_are_not_answered_come_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = plait.gateway.membership.balanced_address
+    lost, broken = EngineError("engine e closed the connection"), EngineGarbledError("engine e sent no HTTP")
+    found: list[bool | EngineError] = [*[lost] * 6, False, lost, broken, lost]
+    pauses = list[float]()
+
+    async def next_look(*_asked: object) -> bool:
+        one = found.pop(0)
+        if isinstance(one, bool):
+            return one
+        raise one
+
+    async def sleep(for_s: float) -> None:
+        pauses.append(for_s)
+        if not found:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(module, "look", next_look)
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(sleep=sleep))
+    router = Router()
+    router.add_engine("e", COSTS)
+    router.health.answered("e", {"m": None})
+    router.no_reports("e")
+    with pytest.raises(asyncio.CancelledError):
+        await watch_address(router, ENGINE, UPSTREAM)
+    assert pauses == [2, 4, 8, 16, 32, 60, 60, 2, 60, 2]

@@ -1,4 +1,4 @@
-"""Writes `config.example.toml` from the classes of the sections: `python -m plait.gateway.config.example`."""
+"""`config.example.toml`, made from the classes of the sections. `python -m tests.example_config` writes it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import inspect
 import json
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, get_args
 
 import msgspec
 
 from plait.gateway.config.section import Section
 from plait.gateway.config.sections import Config
+from tests.source_tree import ROOT
+
+EXAMPLE: Final = ROOT / "config.example.toml"
 
 HEAD: Final = """\
 # Every key of Plait's configuration. If a section or a key is left out, its default applies: the value here, or none
@@ -46,6 +48,7 @@ EXAMPLES: Final[Mapping[str, object]] = {
     "tenants.tokens_per_s": 20_000.0,
     "tenants.max_running": 32,
     "tenants.max_waiting": 100,
+    "tenants.budget": {"day": 5.0, "month": 100.0},
     "store.path": "/var/lib/plait/sessions.db",
     "store.url": "postgresql://plait@db.internal:5432/plait",
     "tracing.endpoint": "http://collector:4318/v1/traces",
@@ -53,6 +56,7 @@ EXAMPLES: Final[Mapping[str, object]] = {
     "models.max_context_tokens": 32_768,
     "models.aliases": ["gpt-4o", "default"],
     "models.fallbacks": ["small"],
+    "models.price": {"input": 0.5, "cached": 0.05, "output": 1.5},
     "engines.api_key": "${ENGINE_API_KEY}",
     "engines.kv_tokens": 198_516,
     "engines.host_kv_tokens": 763_000,
@@ -96,6 +100,8 @@ def _default(key: msgspec.structs.FieldInfo) -> Any:
 
 
 def _written(value: Any) -> str:
+    if isinstance(value, dict) and value:
+        return f"{{{', '.join(f'{name} = {_written(one)}' for name, one in value.items())}}}"
     return f"{value:_}" if isinstance(value, int) and value >= 10_000 else json.dumps(value)
 
 
@@ -124,4 +130,4 @@ def _comment(meaning: str | None) -> list[str]:
 
 
 if __name__ == "__main__":
-    Path("config.example.toml").write_text(text(), encoding="utf-8")
+    EXAMPLE.write_text(text(), encoding="utf-8")

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from importlib.metadata import version
 
-import msgspec
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.requests import Request
@@ -15,8 +14,7 @@ from starlette.responses import RedirectResponse, Response
 from plait.backends.protocol.cache_state import TIERS
 from plait.gateway.api.auth import AdminAccess, KeyRing
 from plait.gateway.api.openapi import document
-from plait.gateway.api.own_route import OwnRoute
-from plait.gateway.asgi import RETRY_AFTER_S
+from plait.gateway.api.own_route import OwnRoute, json_answer
 from plait.gateway.calls.routes import CallRoutes
 from plait.gateway.config.sections import ModelConfig
 from plait.gateway.fleet.engine import degradation, engine_status
@@ -82,7 +80,7 @@ class Operations:
         answer: dict[str, object] = {"object": "list", "data": [self._describe(name) for name in sorted(listed)]}
         if "client_version" in request.query_params:  # Codex; other clients would prefer `models` to `data`
             answer["models"] = []  # an entry would replace Codex's own instructions
-        return _json(answer)
+        return json_answer(answer)
 
     async def _model(self, request: Request) -> Response:
         self._keys.check(request.scope)
@@ -91,7 +89,7 @@ class Operations:
             return await self._models(request)
         if models.given.aliases.get(name, name) not in models.names:
             models.check(name)
-        return _json(self._describe(name))
+        return json_answer(self._describe(name))
 
     def _describe(self, name: str) -> dict[str, object]:
         """A model as vLLM lists it: an alias has its model as `root`, an adapter has its base model as `parent`."""
@@ -109,7 +107,7 @@ class Operations:
         }
 
     async def _health(self, _request: Request) -> Response:
-        return _json({"status": "ok"})
+        return json_answer({"status": "ok"})
 
     async def _ready(self, _request: Request) -> Response:
         """Whether an engine is up for every model that is configured or that an engine has listed.
@@ -140,7 +138,7 @@ class Operations:
         tiers = {engine_id: engine.tier for engine_id, engine in engines if engine.tier not in (None, TIERS[-1])}
         told = {"out": out, "degraded": degraded, "tiers": tiers}
         answer |= {name: engines_told for name, engines_told in told.items() if engines_told}
-        return _json(answer, status=200 if ready else 503)
+        return json_answer(answer, status=200 if ready else 503)
 
     async def _metrics_text(self, request: Request) -> Response:
         self._metrics_keys.check(request.scope)
@@ -174,27 +172,22 @@ class About:
         return Response(_PAGE.format(version=VERSION, models=models), media_type="text/html")
 
     async def _version(self, _request: Request) -> Response:
-        return _json({"version": VERSION})
+        return json_answer({"version": VERSION})
 
     async def _ping(self, _request: Request) -> Response:
         return Response()
 
     async def _load(self, _request: Request) -> Response:
         """How many calls are on engines, under vLLM's name for this number."""
-        return _json({"server_load": sum(engine.view.outstanding for engine in self._router.engines.values())})
+        return json_answer({"server_load": sum(engine.view.outstanding for engine in self._router.engines.values())})
 
     async def _model_info(self, request: Request) -> Response:
         """The default model, under SGLang's names. Raises the error that a call without a model would get."""
         self._keys.check(request.scope)
         model = self._router.models.check("")
-        return _json({"model_path": model, "tokenizer_path": model, "is_generation": True})
+        return json_answer({"model_path": model, "tokenizer_path": model, "is_generation": True})
 
     async def _openapi(self, request: Request) -> Response:
         if self._document is None:
             self._document = document(VERSION, self._calls.values(), request.app.routes)
         return Response(self._document, media_type="application/json")
-
-
-def _json(value: object, status: int = 200) -> Response:
-    headers = {"retry-after": f"{RETRY_AFTER_S[status]:.0f}"} if status in RETRY_AFTER_S else None
-    return Response(msgspec.json.encode(value), status_code=status, headers=headers, media_type="application/json")

@@ -1,4 +1,4 @@
-"""A route that is no call's, with what the OpenAPI document says of it."""
+"""A route that is no call's, with what the OpenAPI document says of it, and the answers of such routes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+from starlette.responses import Response
 from starlette.routing import Route
+
+from plait.gateway.asgi import RETRY_AFTER_S
 
 
 class OwnRoute(Route):
@@ -36,3 +39,9 @@ class OwnRoute(Route):
         self.example = example
         self.annotations = annotations
         self.tells = tells
+
+
+def json_answer(value: object, status: int = 200) -> Response:
+    """An answer with `value`, which may be JSON already, as `msgspec.Raw`."""
+    headers = {"retry-after": f"{RETRY_AFTER_S[status]:.0f}"} if status in RETRY_AFTER_S else None
+    return Response(msgspec.json.encode(value), status_code=status, headers=headers, media_type="application/json")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -12,7 +12,7 @@ from plait.backends.errors import CallerError
 from plait.backends.protocol.client_bodies import mended
 from plait.backends.protocol.openai import decode_body
 from plait.gateway.api.auth import AdminAccess
-from plait.gateway.api.own_route import OwnRoute
+from plait.gateway.api.own_route import OwnRoute, json_answer
 from plait.gateway.config.sections import EngineConfig
 from plait.gateway.config.values import Positive, Text, Token
 from plait.gateway.intake.open_bodies import ADMIN, MOST_ADMIN_BYTES, OpenBodies
@@ -55,7 +55,7 @@ class AdminApi:
 
     async def _list(self, request: Request) -> Response:
         self._access.check(request)
-        return _json({"object": "list", "data": self._engines.describe_all()})
+        return json_answer({"object": "list", "data": self._engines.describe_all()})
 
     async def _add(self, request: Request) -> Response:
         body = await self._read(request, GivenEngine)
@@ -64,16 +64,16 @@ class AdminApi:
             self._engines.add(engine)
         except ValueError as error:
             raise CallerError(f"{error}.", param="url") from error
-        return _json(self._engines.describe(engine.name), 201)
+        return json_answer(self._engines.describe(engine.name), 201)
 
     async def _show(self, request: Request) -> Response:
         self._access.check(request)
-        return _json(self._engines.describe(request.path_params["name"]))
+        return json_answer(self._engines.describe(request.path_params["name"]))
 
     async def _set_state(self, request: Request) -> Response:
         body, name = await self._read(request, StateBody), request.path_params["name"]
         self._engines.drain(name, draining=body.state == "draining")
-        return _json(self._engines.describe(name))
+        return json_answer(self._engines.describe(name))
 
     async def _remove(self, request: Request) -> Response:
         self._access.check(request)
@@ -82,14 +82,10 @@ class AdminApi:
             await self._engines.cut(name)
         else:
             self._engines.remove(name)
-        return _json({"object": "engine.deleted", "name": name, "deleted": True})
+        return json_answer({"object": "engine.deleted", "name": name, "deleted": True})
 
     async def _read(self, request: Request, kind: type[BodyT]) -> BodyT:
         self._access.check(request)
         with self._bodies.open(request.scope, ADMIN) as opened:
             raw = await opened.read(request.receive, request.scope["headers"], MOST_ADMIN_BYTES)
         return mended(decode_body, raw or b"{}", msgspec.json.Decoder(kind))[0]
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(msgspec.json.encode(value), status_code=status, media_type="application/json")

@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from plait.gateway.api.auth import AdminAccess
-from plait.gateway.api.own_route import OwnRoute
+from plait.gateway.api.own_route import OwnRoute, json_answer
 from plait.gateway.fleet.engine import FleetEngine
 from plait.gateway.guests.live.fleet_snapshot import engine_state
 from plait.gateway.guests.live.problems import Problem, Problems, Signs
@@ -187,7 +187,7 @@ class StatusApi:
         status = replace(self._watched.status(self._others.own), secret=self._secret)
         if not self._others.is_alone and not is_of_peer(request.scope):
             status = await self._of_all(status, request)
-        return Response(msgspec.json.encode(status), media_type="application/json")
+        return json_answer(status)
 
     async def _of_all(self, own: Status, request: Request) -> Status:
         port = (request.scope.get("server") or ("", None))[1]

@@ -13,7 +13,7 @@ from plait.backends.errors import CallerError, NotFoundError
 from plait.backends.protocol.openai import decode_body, parse_request
 from plait.backends.translation.translation import TRANSLATIONS
 from plait.gateway.api.auth import AdminAccess
-from plait.gateway.api.own_route import OwnRoute
+from plait.gateway.api.own_route import OwnRoute, json_answer
 from plait.gateway.asgi import id_of
 from plait.gateway.calls.annotations import read_annotations
 from plait.gateway.calls.call import Asked
@@ -62,7 +62,7 @@ class ExplainApi:
         unable = () if without is None else (without,)
         placement = router.select(asked.call, loop_time_s(), unable=unable, route=asked.route, compares_all=True)
         receipt = self._receipts.explained(asked, placement)
-        return Response(msgspec.json.encode(shown(receipt, str)), media_type="application/json")
+        return json_answer(shown(receipt, str))
 
     async def _asked(self, given: GivenCall, request_id: str) -> Asked:
         """Read the call. Raises as if a client had sent it."""

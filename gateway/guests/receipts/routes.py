@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from plait.backends.errors import CallerError, NotFoundError
 from plait.gateway.api.auth import AdminAccess, KeyRing
-from plait.gateway.api.own_route import OwnRoute
+from plait.gateway.api.own_route import OwnRoute, json_answer
 from plait.gateway.guests.receipts.receipt import Receipt
 from plait.gateway.guests.receipts.receipts import Receipts
 from plait.gateway.guests.receipts.view import Fields, shown
@@ -79,9 +79,9 @@ class ReceiptsApi:
         tenant, request_id = self._keys.check(request.scope), request.path_params["request_id"]
         receipt = self._receipts.find(tenant, request_id)
         if receipt is not None:
-            return _json(shown(receipt))
+            return json_answer(shown(receipt))
         for body in await self._elsewhere(request, f"{PATH}/{quote(request_id, safe='')}", Checked(API_KEYS, tenant)):
-            return Response(body, media_type="application/json")
+            return json_answer(msgspec.Raw(body))
         raise _unknown(request_id)
 
     async def _any(self, request: Request) -> Response:
@@ -96,10 +96,10 @@ class ReceiptsApi:
                 found = receipt
         if found is not None:
             fields = shown(found, self._label)
-            return _json({**fields, "sentences": list(sentences(fields))})
+            return json_answer({**fields, "sentences": list(sentences(fields))})
         target = f"{ADMIN_PATH}/{quote(request_id, safe='')}"
         for body in await self._elsewhere(request, target, Checked(ADMIN_KEY)):
-            return Response(body, media_type="application/json")
+            return json_answer(msgspec.Raw(body))
         raise _unknown(request_id)
 
     async def _list(self, request: Request) -> Response:
@@ -123,8 +123,8 @@ class ReceiptsApi:
             found += [(entry["order"], entry["receipt"]) for entry in _LIST.decode(body)["data"]]
         best = nlargest(int(limit), found, key=lambda entry: entry[0])
         if is_of_peer(request.scope):
-            return _json({"data": [{"order": order, "receipt": receipt} for order, receipt in best]})
-        return _json({"object": "list", "data": [receipt for _, receipt in best]})
+            return json_answer({"data": [{"order": order, "receipt": receipt} for order, receipt in best]})
+        return json_answer({"object": "list", "data": [receipt for _, receipt in best]})
 
     async def _selected(self, sought: Sought, worst: str | None, limit: int) -> Sequence[Receipt]:
         """The matching receipts of this gateway: the newest, or the worst by a measure."""
@@ -164,7 +164,3 @@ def _unknown(request_id: str) -> NotFoundError:
         "No receipt of this request id is kept: it has not ended, or too many came after it, or it is another tenant's."
     )
     return NotFoundError(text, code="receipt_not_found", param=request_id[:128])
-
-
-def _json(fields: Fields) -> Response:
-    return Response(msgspec.json.encode(fields), media_type="application/json")

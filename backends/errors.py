@@ -6,7 +6,7 @@ The gateway and the embedded engine answer with them. The code that calls a libr
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
@@ -92,6 +92,13 @@ class CallerError(PlaitError, status=400, kind="invalid_request_error"):
 
 class AuthenticationError(CallerError, status=401, kind="authentication_error", code="invalid_api_key", quotes=False):
     """The API key is missing or unknown."""
+
+
+class AccountsUnavailableError(PlaitError, status=503, code="accounts_unavailable", quotes=False):
+    """The store of API keys and budgets does not answer, and without it nobody knows whether the request may pass."""
+
+    def __init__(self) -> None:
+        super().__init__("The accounts cannot be read now; send the request again.", retry_after_s=1.0)
 
 
 class NotFoundError(CallerError, status=404, code="not_found"):
@@ -180,6 +187,23 @@ class FailedDependencyError(CallerError, status=424, kind="failed_dependency"):
 
 class LimitError(CallerError, status=429, kind="rate_limit_error", quotes=False):
     """The tenant has reached a limit on what it may have at once; `code` says which."""
+
+
+class BudgetExceededError(LimitError, code="budget_exceeded"):
+    """A budget of the tenant or of its key has nothing left until `retry_after_s` is over.
+
+    `is_reserved`: calls that run have reserved the rest, and may leave some of it.
+    """
+
+    def __init__(
+        self, message: str, *, retry_after_s: float, reached: ReachedLimit | None = None, is_reserved: bool = False
+    ) -> None:
+        super().__init__(message, retry_after_s=retry_after_s, reached=reached)
+        self.is_reserved = is_reserved
+
+
+ENDS_STREAMS: Final = (BudgetExceededError, AccountsUnavailableError)
+"""What may end a stream that has begun, by an error event: no engine is at fault, and its client has not gone."""
 
 
 class SessionWaitingError(LimitError, code="session_waiting"):
@@ -306,16 +330,8 @@ class EngineStatusError(EngineError, quotes=True):
     `said` is the engine's own message, if it sent one, which may quote the prompt.
     """
 
-    def __init__(
-        self,
-        message: str,
-        status: int,
-        *,
-        code: str | None = None,
-        retry_after_s: float | None = None,
-        said: str = "",
-    ) -> None:
-        super().__init__(message, code=code, retry_after_s=retry_after_s)
+    def __init__(self, message: str, status: int, *, retry_after_s: float | None = None, said: str = "") -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
         self.status = status
         self.said = said
         self.cause = f"status_{status}"

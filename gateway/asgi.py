@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
+from math import ceil
 from operator import itemgetter
 from os import urandom
 from typing import Any, Final, Protocol, TypeVar
@@ -15,6 +16,7 @@ import msgspec
 from starlette.types import Message, Receive, Scope, Send
 
 from plait.backends.errors import (
+    BudgetExceededError,
     CallerError,
     EncodingNotSupportedError,
     MethodNotAllowedError,
@@ -38,6 +40,9 @@ PART_BYTES = 512 * 1024
 """Bodies are gathered in parts of this size. One buffer would be copied as it grows; single pieces could take 40 times
 the body's size, if a client sends single bytes.
 """
+
+NO_RETRY: Final = (b"x-should-retry", b"false")
+"""Keeps the SDKs of OpenAI and Anthropic from retrying, which they do after a 429 and any 5xx."""
 
 UNBUFFERED: Final = (b"x-accel-buffering", b"no")
 """A header of each stream: nginx forwards events as they come, instead of buffering them."""
@@ -160,7 +165,6 @@ class Stage:
 
     @property
     def on_room(self) -> Callable[[], None] | None:
-        """Called when the client has read what was too much."""
         return self._to.on_room
 
     @on_room.setter
@@ -169,12 +173,10 @@ class Stage:
 
     @property
     def is_full(self) -> bool:
-        """Whether the client has to read before more is written."""
         return self.last.is_full
 
     @property
     def is_drained(self) -> bool:
-        """Whether the client has been sent all that was written."""
         return self._to.is_drained
 
     def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
@@ -238,17 +240,7 @@ HIGH_WATER_BYTES: Final = 64 * 1024
 class MessageSink(ABC):
     """A sink that turns an answer into ASGI messages, and calls `put` with each."""
 
-    def __init__(self) -> None:
-        self._on_room: Callable[[], None] | None = None
-
-    @property
-    def on_room(self) -> Callable[[], None] | None:
-        """Called when the client has read what was too much."""
-        return self._on_room
-
-    @on_room.setter
-    def on_room(self, on_room: Callable[[], None] | None) -> None:
-        self._on_room = on_room
+    on_room: Callable[[], None] | None = None
 
     @abstractmethod
     def put(self, message: Message) -> None:
@@ -256,12 +248,10 @@ class MessageSink(ABC):
 
     @property
     def is_full(self) -> bool:
-        """Whether the client has to read before more is written."""
         return False
 
     @property
     def is_drained(self) -> bool:
-        """Whether the client has been sent all that was written."""
         return True
 
     def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
@@ -288,7 +278,6 @@ class AsgiSink(MessageSink):
     """A sink for any ASGI server: `flush` sends the messages."""
 
     def __init__(self, send: Send) -> None:
-        super().__init__()
         self._send = send
         self._messages: deque[Message] = deque()
         self._unsent_bytes = 0
@@ -296,12 +285,10 @@ class AsgiSink(MessageSink):
 
     @property
     def is_full(self) -> bool:
-        """Whether the client has to read before more is written."""
         return self._unsent_bytes > HIGH_WATER_BYTES
 
     @property
     def is_drained(self) -> bool:
-        """Whether the client has been sent all that was written."""
         return not self._messages
 
     def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
@@ -334,8 +321,8 @@ class AsgiSink(MessageSink):
                     raise
                 self._messages.popleft()
                 self._unsent_bytes -= len(message.get("body", b""))
-                if self._on_room is not None and (not self._messages or not self.is_full):
-                    self._on_room()
+                if self.on_room is not None and (not self._messages or not self.is_full):
+                    self.on_room()
             if until is None or until.done():
                 return
             self._waiter = asyncio.get_running_loop().create_future()
@@ -346,25 +333,11 @@ class AsgiSink(MessageSink):
             self._waiter.set_result(None)
 
 
-class Nowhere:
+class Nowhere(MessageSink):
     """The sink of a call without a client."""
 
-    on_room: Callable[[], None] | None = None
-    is_full: bool = False
-    is_drained: bool = True
-
-    def whole(self, status: int, headers: Headers, body: bytes | bytearray) -> None:
-        """Discard the answer, as all methods here."""
-
-    def start(self, status: int, headers: Headers) -> None: ...
-
-    def write(self, body: bytes) -> None: ...
-
-    def end(self, body: bytes = b"") -> None: ...
-
-    async def flush(self, until: asyncio.Future[Any] | None = None) -> None:
-        if until is not None:
-            await until
+    def put(self, message: Message) -> None:
+        """Discard the message."""
 
 
 ID: Final = "plait.id"
@@ -502,7 +475,9 @@ def write_error(sink: Sink, error: PlaitError, request_id: str, body: bytes | No
 def error_headers(error: PlaitError) -> list[tuple[bytes, bytes]]:
     headers = [(b"content-type", b"application/json")]
     retry_after_s = RETRY_AFTER_S.get(error.status) if error.retry_after_s is None else error.retry_after_s
-    if retry_after_s is not None:
+    if isinstance(error, BudgetExceededError) and not error.is_reserved and retry_after_s is not None:
+        headers += [(b"retry-after", b"%d" % ceil(retry_after_s)), NO_RETRY]
+    elif retry_after_s is not None:
         headers.append((b"retry-after", str(max(1, round(min(retry_after_s, MOST_RETRY_AFTER_S)))).encode()))
     if not error.is_stored:
         headers.append(NOT_DURABLE)

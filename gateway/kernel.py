@@ -111,7 +111,7 @@ class Kernel:
         self.completions.before.extend(before)
         self.relay.holdings.read_by(*readers)
         self.relay.told_receipt = told_receipt or self.relay.told_receipt
-        self.relay.accompany = accompany or self.relay.accompany
+        self.relay.accompany += [] if accompany is None else [accompany]
 
     def divide(
         self,

@@ -47,9 +47,7 @@ class TaskCollector(Collector):
             tasks = len(asyncio.all_tasks())
         except RuntimeError:
             return
-        gauge = GaugeMetricFamily("plait_tasks", "Tasks of the event loop")
-        gauge.add_metric([], tasks)
-        yield gauge
+        yield GaugeMetricFamily("plait_tasks", "Tasks of the event loop", tasks)
 
 
 async def scrape(registry: CollectorRegistry) -> bytes:
@@ -58,19 +56,14 @@ async def scrape(registry: CollectorRegistry) -> bytes:
     The text of a hundred engines takes a quarter of a second; in one piece, each scrape would delay streams and probes.
     """
     pieces = []
-    for piece in _pieces(registry):
+    for piece in exposition(registry):
         pieces.append(piece)
         await asyncio.sleep(0)
     return b"".join(pieces)
 
 
-def exposition(registry: CollectorRegistry) -> bytes:
-    """The registry's metrics in Prometheus' text format."""
-    return b"".join(_pieces(registry))
-
-
-def _pieces(registry: CollectorRegistry) -> Iterator[bytes]:
-    """The text, each piece a part of one family."""
+def exposition(registry: CollectorRegistry) -> Iterator[bytes]:
+    """The text in pieces, each a part of one family."""
     for family in registry.collect():
         part = Metric(family.name, family.documentation, family.type)
         for start in range(0, max(1, len(family.samples)), SAMPLES_AT_ONCE):

@@ -17,10 +17,11 @@ API_KEYS, ADMIN_KEY, METRICS_KEY, PEER_KEY = "api_keys", "admin_key", "metrics_k
 
 
 class Checked(NamedTuple):
-    """How the first gateway has authenticated a request: the name of the `KeyRing`, and the tenant's identity."""
+    """How the first gateway has authenticated a request: the `KeyRing`'s name, the tenant's identity, the key's id."""
 
     ring: str
     tenant: str = ""
+    key: str = ""
 
 
 OF_ANYBODY: Final = Checked(API_KEYS)

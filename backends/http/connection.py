@@ -137,6 +137,12 @@ class Response(msgspec.Struct, eq=False):
             self.source.resume()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
+    def put_back(self, rest: bytes) -> None:
+        """The end of what was taken is unread again."""
+        if rest:
+            self.pieces.insert(0, rest)
+            self.unread_bytes += len(rest)
+
     async def read_chunk(self) -> bytes:
         """The unread part of the body, once there is some; `b""` at the end and ever after.
 

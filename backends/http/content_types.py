@@ -12,6 +12,11 @@ def is_event_stream(headers: Sequence[tuple[bytes, bytes]]) -> bool:
     return False
 
 
+def should_be_json(headers: Sequence[tuple[bytes, bytes]]) -> bool:
+    """Whether a body says that it is JSON, or is a page, as proxies send in place of an answer."""
+    return any(name == b"content-type" and (b"json" in value or b"html" in value) for name, value in headers)
+
+
 def is_no_json(headers: Sequence[tuple[bytes, bytes]]) -> bool:
     for name, value in headers:
         if name == b"content-type":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final
 
 import msgspec
 
@@ -36,26 +36,21 @@ def write_event(event: Event) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (str(event["type"]).encode(), msgspec.json.encode(event))
 
 
-class ApiErrors(Protocol):
-    """The errors of one API."""
+class ApiErrors:
+    """How one API writes errors: OpenAI's error object, where a subclass does not say otherwise."""
 
-    def body(self, error: PlaitError) -> bytes: ...
-
-    def event(self, error: PlaitError) -> bytes:
-        """An error in a stream that has begun."""
-
-
-class CompletionErrors:
-    """OpenAI's error object."""
+    are_openais: ClassVar[bool] = True
+    """Whether an engine's answer that is OpenAI's error object is one of this API."""
 
     def body(self, error: PlaitError) -> bytes:
         return error.body()
 
     def event(self, error: PlaitError) -> bytes:
+        """An error in a stream that has begun."""
         return b"data: %b\n\n" % error.body()
 
 
-class ResponseErrors:
+class ResponseErrors(ApiErrors):
     """Those of OpenAI's responses, whose streams have typed events."""
 
     def body(self, error: PlaitError) -> bytes:
@@ -69,8 +64,10 @@ class ResponseErrors:
         return write_event(response_error(error.error_object, 0))
 
 
-class MessageErrors:
+class MessageErrors(ApiErrors):
     """Anthropic's. Its clients skip events without a name."""
+
+    are_openais = False
 
     def body(self, error: PlaitError) -> bytes:
         return msgspec.json.encode(as_message_error(error))
@@ -79,7 +76,7 @@ class MessageErrors:
         return write_event(as_message_error(error))
 
 
-COMPLETION_ERRORS: Final = CompletionErrors()
+COMPLETION_ERRORS: Final = ApiErrors()
 RESPONSE_ERRORS: Final = ResponseErrors()
 MESSAGE_ERRORS: Final = MessageErrors()
 

@@ -140,6 +140,9 @@ class Dialect:
     fills_context: bool = False
     """Whether the engine takes a call whose prompt and output limit exceed the context, and ends it at the context."""
 
+    counts_in_streams: bool = False
+    """Whether `continuous_usage_stats` in a body's `stream_options` puts a usage into each event."""
+
     budgets_thoughts: bool = False
     """Whether `thinking_token_budget` in a chat limits its thought."""
 
@@ -152,13 +155,20 @@ def _by_kind(*rows: Dialect) -> Mapping[str, Dialect]:
 
 
 DIALECTS: Final = _by_kind(
-    Dialect(kind="embedded", title="Embedded engine", parameters="vllm_xargs", annotates_all=True),
+    Dialect(
+        kind="embedded",
+        title="Embedded engine",
+        parameters="vllm_xargs",
+        annotates_all=True,
+        counts_in_streams=True,
+    ),
     Dialect(
         kind="vllm",
         title="vLLM",
         parameters="vllm_xargs",
         annotates_all=True,
         takes_stream_interval=True,
+        counts_in_streams=True,
         budgets_thoughts=True,
         launcher=Launcher("vllm", "vllm serve arguments"),
         owners=frozenset({"vllm"}),
@@ -184,6 +194,7 @@ DIALECTS: Final = _by_kind(
         chat_ids="input_ids",
         chat_form="sglang",
         priority_sign=-1,
+        counts_in_streams=True,
         launcher=Launcher("sglang", "launch_server arguments"),
         owners=frozenset({"sglang"}),
         figures={

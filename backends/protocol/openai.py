@@ -36,9 +36,10 @@ MAX_TEMPLATE_OPTIONS_BYTES = 16 * 1024
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """`include_usage` asks for a last event that carries the usage."""
+    """`include_usage` asks for a last event that carries the usage, `continuous_usage_stats` for one in each event."""
 
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 _FREE_CHOICES: Final = (None, "auto", "none")

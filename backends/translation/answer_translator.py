@@ -106,12 +106,14 @@ SIGN_CHARACTERS: Final = 512
 
 
 class TurnTranslator:
-    """Implements AnswerTranslator over a turn.
+    """Translates the answer to one request into a turn: `whole` once, or `feed` for a stream from its first event on.
 
     Text is passed on at once. Calls are held until the answer's end, because only then are they known to be complete.
     """
 
     def __init__(self, turn: Turn) -> None:
+        self.problem: EngineError | None = None
+        """Why the answer cannot be translated, and has ended with an error event."""
         self._turn = turn
         self._begun = False
         self._ended = False
@@ -125,9 +127,11 @@ class TurnTranslator:
         self._only: Text | Reasoning | None = None  # what the latest event had, if it had nothing else
 
     def expect(self, usage: Usage) -> None:
+        """Use these counts until the engine reports its own: a stream's first event may need some."""
         self._usage = usage
 
     def whole(self, answer: bytes) -> bytes:
+        """The API's object for a `chat.completion`. Raises EngineGarbledError for anything else."""
         read = read_answer(answer)
         if not read.choices:
             raise EngineGarbledError("The engine's answer is not a chat completion: it has no choices.")
@@ -136,6 +140,11 @@ class TurnTranslator:
         return msgspec.json.encode(self._turn.answer())
 
     def feed(self, events: bytes) -> bytes:
+        """The API's events for whole events of a chat stream, however the stream is cut into calls of `feed`.
+
+        Comments stay comments; one alone also becomes the API's own keep-alive event. An error event becomes the API's
+        error event and ends the stream. `[DONE]` becomes the stream's last events. Empty if the API has no counterpart.
+        """
         return b"".join(self.told(events))
 
     def told(self, events: bytes) -> list[bytes]:
@@ -160,6 +169,7 @@ class TurnTranslator:
         try:
             return self._take(read_answer(data), self._calls.add)
         except EngineError as error:
+            self.problem = error.with_traceback(None)
             return self._fail(error.error_object)
 
     def _take(self, answer: ChatAnswer, add_call: Callable[[CallPiece], None]) -> list[Event]:

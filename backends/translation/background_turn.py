@@ -93,7 +93,8 @@ class BackgroundTurn(ResponseTurn):
             if item["type"] in CALL_ITEMS:
                 yield from self._repeat_call(item)
             for part in _parts(item):
-                yield from self.take(part)
+                for piece in _pieces(part):
+                    yield from self.take(piece)
         yield from self._flush()
         status = response["status"]
         if status != "failed":
@@ -121,6 +122,15 @@ def replayed(response: Mapping[str, Any]) -> Iterable[Event]:
     """The events of a background response that has ended, with the same numbers as before."""
     identity = Identity(str(response["id"]).removeprefix(PREFIX), response["created_at"])
     return BackgroundTurn(response, identity).repeat(response)
+
+
+def _pieces(part: Reasoning | Text | Refusal) -> Iterator[Reasoning | Text | Refusal]:
+    """A part in pieces, of which each makes few events."""
+    if isinstance(part, Text) and part.logprobs:
+        yield from _tokens(part)
+    else:
+        for start in range(0, len(part.text), PIECE_CHARACTERS):
+            yield type(part)(part.text[start : start + PIECE_CHARACTERS])
 
 
 def _tokens(part: Text) -> list[Text]:

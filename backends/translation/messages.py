@@ -9,15 +9,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final
 
-import msgspec
-
 from plait.backends.protocol.api_errors import Event, as_message_error, message_error
 from plait.backends.protocol.context_overflow import is_overflow, overflow_error
-from plait.backends.translation.answer_translator import Identity, Part, TurnTranslator, new_identity
+from plait.backends.translation.answer_translator import Identity, Part
 from plait.backends.translation.chat_answer import Reasoning, Usage
 from plait.backends.translation.fields import Json, Seal
-from plait.backends.translation.messages_request import chat_request, prompt_request
-from plait.backends.translation.messages_tools import ignored_tools
 from plait.backends.translation.tool_calls import ToolCall
 
 # OpenAI's finish reason -> Anthropic's stop reason; the other ones do not say whether there is a call to run
@@ -230,27 +226,3 @@ def _usage(usage: Usage) -> Json:
     if usage.reasoning_tokens:
         counts["output_tokens_details"] = {"thinking_tokens": usage.reasoning_tokens}
     return counts
-
-
-COUNT_TOKENS: Final = "/v1/messages/count_tokens"
-
-
-class MessagesTranslation:
-    path = "/v1/messages"
-
-    def to_chat(self, fields: Mapping[str, Any]) -> Json:
-        return chat_request(fields)
-
-    def to_count(self, fields: Mapping[str, Any]) -> Json:
-        """The fields of a chat-completions body whose prompt's tokens are counted, for a body of `COUNT_TOKENS`."""
-        return prompt_request(fields)
-
-    def counted(self, input_tokens: int) -> bytes:
-        return msgspec.json.encode({"input_tokens": input_tokens})
-
-    def ignored(self, fields: Mapping[str, Any]) -> list[str]:
-        """The tools that are left out."""
-        return ignored_tools(fields)
-
-    def answer(self, fields: Mapping[str, Any], seal: Seal | None = None) -> TurnTranslator:
-        return TurnTranslator(MessageTurn(fields, new_identity(), seal))

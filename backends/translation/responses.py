@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Protocol
 
-import msgspec
-
 from plait.backends.protocol.api_errors import Event, overflow_fields, response_error
-from plait.backends.translation.answer_translator import Identity, Part, TurnTranslator, new_identity
+from plait.backends.translation.answer_translator import Identity, Part
 from plait.backends.translation.chat_answer import Reasoning, Refusal, Text, Usage
 from plait.backends.translation.fields import Json, Seal
-from plait.backends.translation.responses_request import chat_request, wants_logprobs
-from plait.backends.translation.responses_tools import FUNCTION, ResponseTools, ToolKind, ignored_tools
+from plait.backends.translation.responses_request import wants_logprobs
+from plait.backends.translation.responses_tools import FUNCTION, ResponseTools, ToolKind
 from plait.backends.translation.tool_calls import ToolCall
 
 
@@ -363,28 +361,3 @@ def _usage(usage: Usage) -> Json:
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.prompt_tokens + usage.output_tokens,
     }
-
-
-class ResponsesTranslation:
-    path = "/v1/responses"
-
-    def to_chat(self, fields: Mapping[str, Any]) -> Json:
-        """The fields of a chat-completions body.
-
-        `previous_response_id` is left out. Put the items of that response, and of those before it, into `input` first.
-        """
-        return chat_request(fields)
-
-    def to_count(self, fields: Mapping[str, Any]) -> Json:
-        """The fields of a chat-completions body whose prompt's tokens are counted."""
-        return chat_request(fields)
-
-    def counted(self, input_tokens: int) -> bytes:
-        return msgspec.json.encode({"object": "response.input_tokens", "input_tokens": input_tokens})
-
-    def ignored(self, fields: Mapping[str, Any]) -> list[str]:
-        """The tools that are left out."""
-        return ignored_tools(fields)
-
-    def answer(self, fields: Mapping[str, Any], seal: Seal | None = None) -> TurnTranslator:
-        return TurnTranslator(ResponseTurn(fields, new_identity(), seal))

@@ -186,7 +186,10 @@ def wants_logprobs(fields: Mapping[str, Any]) -> bool:
 
 
 def chat_request(fields: Mapping[str, Any]) -> Json:
-    """The fields of a chat-completions body. Raises CallerError for fields that it cannot express."""
+    """The fields of a chat-completions body. Raises CallerError for fields that it cannot express.
+
+    `previous_response_id` is left out. Put the items of that response, and of those before it, into `input` first.
+    """
     for name, what in _REFUSED.items():
         if fields.get(name):
             raise unsupported(name, what)

@@ -1,72 +1,74 @@
 """The translation of other APIs to chat completions and back. `TRANSLATIONS` has one for each path.
 
-`to_chat` makes a chat-completions body of a request. The engine answers that body, and an `AnswerTranslator` turns the
+`to_chat` makes a chat-completions body of a request. The engine answers that body, and a `TurnTranslator` turns the
 engine's answer into the API's, whole or event by event. The room has no I/O. Only `new_identity` is not pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from plait.backends.translation.chat_answer import Usage
-from plait.backends.translation.fields import Seal
-from plait.backends.translation.messages import MessagesTranslation
-from plait.backends.translation.responses import ResponsesTranslation
+import msgspec
 
+from plait.backends.translation import messages_request, messages_tools, responses_request, responses_tools
+from plait.backends.translation.answer_translator import Identity, Turn, TurnTranslator, new_identity
+from plait.backends.translation.fields import Json, Seal
+from plait.backends.translation.messages import MessageTurn
+from plait.backends.translation.responses import ResponseTurn
 
-class AnswerTranslator(Protocol):
-    """Translates the answer to one request: `whole` once, or `feed` for a stream from its first event on."""
-
-    def expect(self, usage: Usage) -> None:
-        """Use these counts until the engine reports its own: a stream's first event may need some."""
-        ...
-
-    def whole(self, answer: bytes) -> bytes:
-        """The API's object for a `chat.completion`. Raises EngineGarbledError for anything else."""
-        ...
-
-    def feed(self, events: bytes) -> bytes:
-        """The API's events for whole events of a chat stream, however the stream is cut into calls of `feed`.
-
-        Comments stay comments; one alone also becomes the API's own keep-alive event. An error event becomes the API's
-        error event and ends the stream. `[DONE]` becomes the stream's last events. Empty if the API has no counterpart.
-        """
-        ...
+COUNT_PATH: Final = "/v1/messages/count_tokens"
 
 
-class Translation(Protocol):
-    """One API. An object has no state and serves all requests."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Translation:
+    """One API, for all requests. Its functions get the fields of a decoded body, which stay unchanged."""
 
-    @property
-    def path(self) -> str:
-        """The path of the API's route, such as `/v1/responses`."""
-        ...
+    path: str
+    """The path of the API's route, such as `/v1/responses`."""
 
-    def to_chat(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """The fields of a chat-completions body for those of a decoded body, which stay unchanged.
+    to_chat: Callable[[Mapping[str, Any]], Json]
+    """Makes the fields of a chat-completions body.
 
-        Fields that the API does not know, such as `top_k`, are passed on. A stream requests its usage. Raises
-        CallerError, with `param`, for malformed fields and for fields that chat completions cannot express.
-        """
-        ...
+    Fields that the API does not know, such as `top_k`, are passed on. A stream requests its usage. Raises CallerError,
+    with `param`, for malformed fields and for fields that chat completions cannot express.
+    """
 
-    def to_count(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """As `to_chat`, for a request to count the prompt's tokens."""
-        ...
+    to_count: Callable[[Mapping[str, Any]], Json]
+    """As `to_chat`, for a request to count the prompt's tokens."""
 
-    def counted(self, input_tokens: int) -> bytes: ...
+    count: Mapping[str, object]
+    """The fields of the answer to such a request, besides `input_tokens`."""
 
-    def ignored(self, fields: Mapping[str, Any]) -> list[str]:
-        """The parts of a request that `to_chat` leaves out, each with its place, as in `tools[8]:web_search`."""
-        ...
+    ignored: Callable[[Mapping[str, Any]], list[str]]
+    """The parts of a request that `to_chat` leaves out, each with its place, as in `tools[8]:web_search`."""
 
-    def answer(self, fields: Mapping[str, Any], seal: Seal | None = None) -> AnswerTranslator:
+    turn: Callable[[Mapping[str, Any], Identity, Seal | None], Turn]
+
+    def counted(self, input_tokens: int) -> bytes:
+        return msgspec.json.encode({**self.count, "input_tokens": input_tokens})
+
+    def answer(self, fields: Mapping[str, Any], seal: Seal | None = None) -> TurnTranslator:
         """The translator of the answer to a request. `seal` seals thoughts for clients that keep them only so."""
-        ...
+        return TurnTranslator(self.turn(fields, new_identity(), seal))
 
 
-TRANSLATIONS: Final[Mapping[str, Translation]] = MappingProxyType(
-    {translation.path: translation for translation in (ResponsesTranslation(), MessagesTranslation())}
+_RESPONSES: Final = Translation(
+    path="/v1/responses",
+    to_chat=responses_request.chat_request,
+    to_count=responses_request.chat_request,
+    count={"object": "response.input_tokens"},
+    ignored=responses_tools.ignored_tools,
+    turn=ResponseTurn,
 )
+_MESSAGES: Final = Translation(
+    path="/v1/messages",
+    to_chat=messages_request.chat_request,
+    to_count=messages_request.prompt_request,
+    count={},
+    ignored=messages_tools.ignored_tools,
+    turn=MessageTurn,
+)
+TRANSLATIONS: Final[Mapping[str, Translation]] = MappingProxyType({one.path: one for one in (_RESPONSES, _MESSAGES)})

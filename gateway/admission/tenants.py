@@ -51,6 +51,15 @@ class TenantIds:
         """What logs and metrics call a tenant: its name, or the first digits of its identity."""
         return self._names.get(tenant) or tenant[:LABEL_DIGITS]
 
+    def stored(self, tenant: str) -> str:
+        """What is stored of a tenant whose rows outlive the process: its name, or its identity."""
+        return self._names.get(tenant) or tenant
+
+    def shown(self, stored: str) -> str:
+        """The label of a tenant of which this is stored."""
+        is_identity = len(stored) == IDENTITY_DIGITS and stored.isascii() and stored.isalnum()
+        return stored[:LABEL_DIGITS] if is_identity and stored not in self._names.values() else stored
+
     def _identity(self, kind: bytes, value: str) -> str:
         message = b"plait-tenant\0%b\0%b" % (kind, value.encode())
         return digest(self._secret, message, sha256).hex()[:IDENTITY_DIGITS]
@@ -90,14 +99,14 @@ class TenantUse:
     _tokens: float = 0.0
     _at_s: float = -inf
 
-    def check_rate(self, limits: TenantLimits, tokens: int, now_s: float) -> None:
+    def check_rate(self, limits: TenantLimits, tokens: int, now_s: float, *, whose: str = "tenant") -> None:
         """Raise `LimitError` if one more call with `tokens` is beyond a rate.
 
         A call that is larger than the bucket passes if the bucket is full.
         """
         for wait_s, rate, unit, used_per_s in self._waits(limits, tokens, now_s):
             if wait_s > 0:
-                raise beyond_rate(rate, unit, wait_s, used_per_s)
+                raise beyond_rate(rate, unit, wait_s, used_per_s, whose)
 
     def wait_s(self, limits: TenantLimits, tokens: int, now_s: float) -> float:
         """How long a call that counts from now on has to wait until the rates allow it."""
@@ -146,10 +155,10 @@ class TenantUse:
         self._tokens = _drained(self._tokens, limits.tokens_per_s, elapsed_s)
 
 
-def beyond_rate(rate: float, unit: str, wait_s: float, used_per_s: float) -> LimitError:
+def beyond_rate(rate: float, unit: str, wait_s: float, used_per_s: float, whose: str = "tenant") -> LimitError:
     """The error of a call that a rate of calls or tokens allows only after `wait_s`."""
     return LimitError(
-        f"This tenant may use {rate:g} {unit} a second; send the call again later.",
+        f"This {whose} may use {rate:g} {unit} a second; send the call again later.",
         code=f"{unit}_per_second",
         retry_after_s=max(1.0, wait_s),
         reached=ReachedLimit(f"{unit}_per_s", rate, used_per_s),
@@ -212,6 +221,11 @@ class TenantTerms:
         self.weights.clear()
         self.weights.update({identity: tenant.weight for identity, tenant in named.items()})
         self.on_change()
+
+    @property
+    def gateways(self) -> int:
+        """Among how many the limits are divided."""
+        return self._gateways
 
     def limits(self, tenant: str) -> TenantLimits:
         """The limits of a tenant in this gateway.

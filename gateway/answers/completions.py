@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from codecs import BOM_UTF8
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from math import isnan
 from operator import itemgetter
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -412,7 +412,7 @@ class WholeAnswer(NamedTuple):
     """The contents of an unstreamed answer. `failed_status` is the status of the error that it is; None: no error.
 
     `usage_corrected`: the usage was out of bounds. `finish` is the first choice's finish reason. `mended` is the body
-    for the client if the engine's has constants that JSON lacks.
+    for the client if the engine's has constants that JSON lacks. `is_not_json`: the body is no JSON.
     """
 
     usage: CallUsage | None = None
@@ -420,6 +420,7 @@ class WholeAnswer(NamedTuple):
     failed_status: int | None = None
     finish: str | None = None
     mended: bytes | None = None
+    is_not_json: bool = False
 
 
 def _usual(answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer | None:
@@ -443,46 +444,27 @@ def _usual(answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer | None
     return WholeAnswer(CallUsage(prompt_tokens, output_tokens, cached_tokens), finish=finish)
 
 
-class AnswerForm(Protocol):
-    """How to read and write answers of one API. Without `has_events`, a stream can have no error event or comment."""
+class AnswerForm:
+    """How to read and write answers of one API: of completions, chat and text, where a subclass does not say otherwise.
 
-    has_events: ClassVar[bool]
-
-    @property
-    def errors(self) -> ApiErrors:
-        """How the API writes errors."""
-
-    def streams(self, headers: Sequence[tuple[bytes, bytes]]) -> bool:
-        """Whether an answer of status 200 with these headers is forwarded as it comes."""
-
-    def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
-        """Read an unstreamed answer. Raises `EngineError` if it is not whole."""
-
-    def stream(self, engine_id: str, *, withhold: bool, choices: int, bounds: UsageBounds) -> EventStream:
-        """A reader of a stream. See `CompletionStream` for the arguments."""
-
-    def assembled(self, engine_id: str, events: bytes) -> bytes:
-        """A stream as a whole answer, for a call without `stream`. Raises `EngineError` if it makes none."""
-
-    def as_events(self, engine_id: str, answer: bytes | bytearray, *, withhold: bool) -> bytes | None:
-        """A whole answer as a stream, for a call with `stream`; None: the answer passes as it is.
-
-        `withhold` as in `CompletionStream`. Raises `EngineError` if the answer makes no stream.
-        """
-
-    def sign_of_life(self, comment: str, *, has_begun: bool) -> bytes:
-        """A keep-alive comment or event. `has_begun`: the client has had an event of the answer."""
-
-
-class CompletionForm:
-    """Completions, chat and text."""
+    Without `has_events`, a stream can have no error event or comment.
+    """
 
     has_events: ClassVar[bool] = True
+    token_mark: ClassVar[bytes] = b"data: {"
+    """What each event of a stream with a piece of text has once."""
+
     errors: ApiErrors = COMPLETION_ERRORS
+    """How the API writes errors."""
+
     streams = staticmethod(is_event_stream)
+    """Whether an answer of status 200 with these headers is forwarded as it comes."""
 
     def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
-        """Read an answer. A choice may lack a finish reason: the answer has come as a whole."""
+        """Read an unstreamed answer. Raises `EngineError` if it is not whole.
+
+        A choice may lack a finish reason: the answer has come as a whole.
+        """
         usual = _usual(answer, bounds)
         if usual is not None:
             return usual
@@ -503,10 +485,11 @@ class CompletionForm:
         return WholeAnswer(usage, corrected, finish=next(iter(reasons), None))
 
     def stream(self, engine_id: str, *, withhold: bool, choices: int, bounds: UsageBounds) -> EventStream:
+        """A reader of a stream. See `CompletionStream` for the arguments."""
         return CompletionStream(engine_id, withhold=withhold, choices=choices, bounds=bounds)
 
     def assembled(self, engine_id: str, events: bytes) -> bytes:
-        """The whole answer that a stream makes. Raises the `EngineError` of a stream that is not whole."""
+        """A stream as a whole answer, for a call without `stream`. Raises `EngineError` if it makes none."""
         stream, completion = self.stream(engine_id, withhold=False, choices=1, bounds=UNKNOWN), AssembledCompletion()
         whole = stream.feed(events) + stream.end()
         if isinstance(stream.problem, EngineError):
@@ -518,12 +501,18 @@ class CompletionForm:
         return completion.json()
 
     def as_events(self, engine_id: str, answer: bytes | bytearray, *, withhold: bool) -> bytes | None:  # noqa: ARG002
-        """The stream that a whole answer makes; None: the answer passes as it is."""
+        """A whole answer as a stream, for a call with `stream`; None: the answer passes as it is.
+
+        `withhold` as in `CompletionStream`. Raises `EngineError` if the answer makes no stream.
+        """
         return events_of_whole(answer, withhold=withhold)
 
     def sign_of_life(self, comment: str, *, has_begun: bool) -> bytes:  # noqa: ARG002
-        """An SSE comment: clients ignore it, and proxies reset their idle time-outs."""
+        """A keep-alive comment, which clients ignore, but at which proxies reset their idle time-outs; or an event.
+
+        `has_begun`: the client has had an event of the answer.
+        """
         return b": %b\n\n" % comment.encode()
 
 
-COMPLETION = CompletionForm()
+COMPLETION = AnswerForm()

@@ -16,6 +16,9 @@ from plait.backends.protocol.context_overflow import is_overflow, overflow_error
 
 _EXCERPT_CHARACTERS = 300
 
+_LONGEST_BYTES: Final = 10_000
+"""Clients get an excerpt of a longer error, such as that of a validator that repeats the whole request."""
+
 _PLACES: Final = frozenset(("body", "query", "path", "header"))
 """The first item of FastAPI's `loc`: the part of the request that has the field at fault."""
 
@@ -33,7 +36,7 @@ _CALLERS: Final = frozenset(("BadRequestError", "invalid_request_error"))
 class ErrorText(NamedTuple):
     """An engine's error. `message` is empty if it has none, `param` names the field at fault.
 
-    `is_openai`: the body is OpenAI's error object.
+    `is_openai`: the body is OpenAI's error object, and not too long for clients.
     """
 
     is_openai: bool = False
@@ -50,18 +53,16 @@ def error_text(answer: bytes) -> ErrorText:
         return ErrorText(message="" if text.startswith("<") else excerpt(text))
     error = said.get("error") if isinstance(said, dict) else None
     if isinstance(error, dict) and isinstance(error.get("message"), str):
-        return ErrorText(is_openai=True, message=excerpt(error["message"]))
+        return ErrorText(is_openai=len(answer) <= _LONGEST_BYTES, message=excerpt(error["message"]))
     found = list(_found(said, _LEVELS))
     param = next((param for _, param in found if param is not None), None)
     return ErrorText(message=excerpt("; ".join([text for text, _ in found])), param=param)
 
 
 def error_of(status: int, answer: bytes) -> PlaitError:
-    """The error of an answer whose body is OpenAI's error object."""
-    try:
-        fields = msgspec.json.decode(answer, type=_ErrorBody).error
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        fields = {}
+    """The error of an engine's answer, in whatever form it says it."""
+    is_openai, said, place = error_text(answer)
+    fields = msgspec.json.decode(answer, type=_ErrorBody).error if is_openai else {"message": said, "param": place}
     message, param, code = (fields.get(name) for name in ("message", "param", "code"))
     if status == 400 and (code == ContextLengthError.default_code or is_overflow(str(message))):
         return overflow_error(str(message), param if isinstance(param, str) else None)

@@ -37,6 +37,12 @@ def end_of_last_event(buffer: bytes) -> int:
     return end
 
 
+def end_of_event(arrived: bytes) -> int:
+    """Where the first event ends; the end of the bytes if that has not arrived."""
+    found = _END.search(arrived)
+    return len(arrived) if found is None else found.end()
+
+
 def with_data(event: bytes, data: Mapping[str, Any] | msgspec.Raw) -> bytes:
     before, mark, former = event.partition(b"data:")
     return b"%b%b %b%b" % (before, mark, msgspec.json.encode(data), former[len(former.rstrip()) :])

@@ -12,7 +12,7 @@ from plait.backends.protocol.api_errors import COMPLETION_ERRORS, ApiErrors
 from plait.backends.protocol.json_constants import without_constants
 from plait.backends.protocol.openai import check_unicode
 from plait.gateway.answers.completions import (
-    CompletionForm,
+    AnswerForm,
     EventStream,
     UsageBounds,
     WholeAnswer,
@@ -46,6 +46,15 @@ def said_of_object(answer: bytes | bytearray) -> Json | None:
     return {name: value for name, value in msgspec.structs.asdict(said).items() if value is not msgspec.UNSET}
 
 
+def is_json(data: bytes | bytearray) -> bool:
+    try:
+        check_unicode(data)
+        msgspec.json.decode(data, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return True
+
+
 def json_object(data: bytes | bytearray) -> Json | None:
     try:
         value = msgspec.json.decode(data)
@@ -54,7 +63,7 @@ def json_object(data: bytes | bytearray) -> Json | None:
     return value if isinstance(value, dict) else None
 
 
-class ObjectForm(CompletionForm):
+class ObjectForm(AnswerForm):
     """Any JSON, such as embeddings, with or without a usage. Vectors may also come as bytes."""
 
     def __init__(self, errors: ApiErrors = COMPLETION_ERRORS) -> None:
@@ -64,7 +73,8 @@ class ObjectForm(CompletionForm):
         """Read an answer. Nothing is read of an answer that is no JSON object."""
         body = said_of_object(answer)
         if body is None:
-            return WholeAnswer(mended=without_constants(answer))
+            mended = without_constants(answer)
+            return WholeAnswer(mended=mended, is_not_json=mended is None and not is_json(answer))
         usage, corrected = read_usage(body.get("usage"), bounds)
         error = error_within(body)
         return WholeAnswer(usage, corrected, None if error is None else stated_status(error))

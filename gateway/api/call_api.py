@@ -26,7 +26,7 @@ from plait.backends.errors import (
 )
 from plait.backends.protocol.client_bodies import mended
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, RequestT, parse_request
-from plait.gateway.api.auth import KeyRing
+from plait.gateway.api.auth import KEY, KeyRing
 from plait.gateway.api.refusals import Refusals
 from plait.gateway.asgi import (
     NAME,
@@ -66,7 +66,8 @@ async def answered() -> None:
 
 def as_forwarded(incoming: Incoming) -> Forwarded:
     """The request as another gateway gets it."""
-    return Forwarded("POST", incoming.path, incoming.headers, Checked(API_KEYS, incoming.tenant), incoming.body)
+    checked = Checked(API_KEYS, incoming.tenant, incoming.key)
+    return Forwarded("POST", incoming.path, incoming.headers, checked, incoming.body)
 
 
 class Preparer(Protocol):
@@ -225,7 +226,7 @@ class CallApi:
         except Exception as error:  # noqa: BLE001 - a bug, too, ends the call, and goes to `on_end`
             call.refuse(error)  # without a valid key, not even the log reads the body
             return call
-        call.incoming = msgspec.structs.replace(call.incoming, body=body, tenant=tenant)
+        call.incoming = msgspec.structs.replace(call.incoming, body=body, tenant=tenant, key=scope.get(KEY, ""))
         if turns.may_begin(tenant):
             has_begun = self._has_begun(call)
             turns.charge(tenant, thread_time() - began_s)
@@ -312,7 +313,7 @@ class TaskCall(msgspec.Struct, eq=False):
         except PlaitError as error:
             self.api.refusals.no_call(self.incoming, error)
             raise
-        self.incoming = msgspec.structs.replace(self.incoming, tenant=tenant)
+        self.incoming = msgspec.structs.replace(self.incoming, tenant=tenant, key=scope.get(KEY, ""))
         return tenant
 
     async def answer(self, scope: Scope, receive: Receive, sink: ClientSink) -> None:

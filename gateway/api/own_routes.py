@@ -8,7 +8,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from plait.backends.errors import AuthenticationError, LimitError, PlaitError
+from plait.backends.errors import LimitError, PlaitError
 from plait.gateway.asgi import ClientGoneError, OnRefused, id_of, in_parts, send_error
 from plait.gateway.calls.annotations import read_annotations
 from plait.gateway.calls.routes import CallRoutes
@@ -57,7 +57,7 @@ class OwnRoutes:
         """The account that is charged. The application refuses a wrong key."""
         try:
             return self._tenant_of(scope) if scope["path"].startswith(SHARED) else ADMIN
-        except AuthenticationError:
+        except PlaitError:
             return STRANGER
 
     async def _answer(self, tenant: str, scope: Scope, receive: Receive, send: Send) -> None:

@@ -63,8 +63,8 @@ class Refusals:
         self._calls = calls
         self._root_path = root_path
 
-    def no_call(self, incoming: Incoming, error: BaseException | None, *, status: int = 200) -> None:
-        """Record a request on a call's route that became no call. If `error` is None, its answer had this `status`.
+    def no_call(self, incoming: Incoming, error: BaseException | None, *, status: int | None = None) -> None:
+        """Record a request on a call's route that became no call. `status` is as in `refused`.
 
         A client's error counts against the tenant's rate of calls.
         """
@@ -92,7 +92,7 @@ class Refusals:
             return
         try:
             tenant = self._keys.check(scope)
-        except AuthenticationError:
+        except PlaitError:
             tenant = ""
         path = path.removeprefix(self._root_path)
         self.no_call(Incoming(path, scope["headers"], b"", id_of(scope), loop_time_s(), tenant), error)

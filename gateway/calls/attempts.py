@@ -105,7 +105,7 @@ class Attempts:
         ranks = self._router.addresses.get(engine.address, ())
         went_out = engine.draining or engine.doubts or engine.health.state not in TAKES_CALLS
         went_out = went_out or any(one.health.state in FAILING for one in ranks if one is not engine)
-        if len(delivery.failures) >= self._max_attempts:
+        if len(delivery.failures) >= self._max_attempts or delivery.asked.is_line:  # a line's batch sends it again
             return "attempts"
         if delivery.failures[-1][1].is_requests:
             return "request"

@@ -122,6 +122,15 @@ class Asked(msgspec.Struct, frozen=True, eq=False):
     agent: Agent = NOBODY
     """The agent that has the conversation, if its software names one and there is no `plait-session`."""
 
+    key: str = ""
+    """The id of the client's API key; empty: none, or not known any more."""
+
+    is_line: bool = False
+    """Whether it is a line of a batch, for which nobody waits."""
+
+    prefer: str | None = None
+    """The engine that should get it, if it takes calls; None: any."""
+
     @property
     def arrived_s(self) -> float:
         """The zero of the call's times: its arrival, or when its inputs had values."""
@@ -156,6 +165,9 @@ class Answer(msgspec.Struct, eq=False):
 
     is_corrected: bool = False
     """Whether `usage` was out of bounds and was clamped."""
+
+    passed_tokens: int = 0
+    """The events of a stream with a piece of text that were passed on: most engines send one for each token."""
 
     finish: str | None = None
     """Why the first choice ended: one of `FINISHES`, or `other`."""

@@ -69,6 +69,14 @@ class Incoming(msgspec.Struct, frozen=True):
     tenant: str
     is_translated: bool = False
     """Whether the gateway has made the body from a request of another API."""
+    key: str = ""
+    """The id of its API key; empty: it needs none, or is not known any more."""
+    is_line: bool = False
+    """Whether it is a line of a batch."""
+    is_late: bool = False
+    """Whether the line runs as any call for throughput, because its batch would miss its window."""
+    prefer: str | None = None
+    """The engine that should get it."""
 
 
 class TokenizedPrompt(msgspec.Struct, frozen=True):
@@ -375,6 +383,7 @@ class CallReader:
         call = Call(
             incoming.request_id, request.model, prompt.tokens, self.router.block_tokens, prompt.block_hashes,
             slo=annotations.slo, objective=annotations.objective, priority=annotations.priority, output_limit=limit,
+            is_line=incoming.is_line and not incoming.is_late,
             streamed=bool(request.stream), prompt_hash=prompt.whole_hash if is_told else None,
             session=session, has_grammar=request.has_grammar, arrived_s=incoming.arrived_s, choices=prompts * choices,
             tokens=prompt.prompts[0] if is_told else (),
@@ -388,7 +397,8 @@ class CallReader:
         return Asked(
             call, incoming.path, incoming.headers, body, annotations.session,
             tenant=incoming.tenant, choices=prompts * choices, bounds=bounds, wants_receipt=annotations.receipt,
-            turn_of=session, agent=agent, wants_tier=request.service_tier is not None,
+            turn_of=session, agent=agent, wants_tier=request.service_tier is not None, key=incoming.key,
+            is_line=incoming.is_line, prefer=incoming.prefer,
         )  # fmt: skip
 
     async def forwarded(
@@ -419,7 +429,7 @@ class CallReader:
             slo=annotations.slo, objective=annotations.objective, priority=annotations.priority,
             output_limit=_limit(request, chat), streamed=bool(request.stream) and route.form.has_events,
             has_grammar=chat is not None and chat.has_grammar, arrived_s=incoming.arrived_s,
-            session=session,
+            session=session, is_line=incoming.is_line and not incoming.is_late,
         )  # fmt: skip
         renamed = None if model == request.model else model
         salt = self._cache_salt(request, incoming.tenant) if route.computes and self.isolate_tenants else None
@@ -428,7 +438,8 @@ class CallReader:
         return Asked(
             call, incoming.path, incoming.headers, body if form is None else form.renamed(renamed),
             annotations.session, tenant=incoming.tenant, form=route.form, route=route.path,
-            wants_receipt=annotations.receipt, turn_of=session, agent=agent,
+            wants_receipt=annotations.receipt, turn_of=session, agent=agent, key=incoming.key,
+            is_line=incoming.is_line, prefer=incoming.prefer,
         )  # fmt: skip
 
     async def count(self, incoming: Incoming, request: ChatRequest) -> int:

@@ -8,19 +8,22 @@ begins with the request (`Asked`), has at most one `Attempt` at a time (a retry 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import msgspec
 
-from plait.backends.errors import EngineError
+from plait.backends.errors import EngineError, PlaitError
+from plait.backends.http.body import Body
 from plait.gateway.asgi import Headers, OnEnd, Sink
 from plait.gateway.calls.call import Asked, Attempt, Ending
 from plait.gateway.calls.commented_sink import CommentedSink
 from plait.gateway.calls.gate import Entry
 from plait.gateway.fleet.booking import Booking, CallUsage
 from plait.policy.types import Call
+
+ErrorT = TypeVar("ErrorT", bound=PlaitError)
 
 
 class DeliveryState(StrEnum):
@@ -68,14 +71,28 @@ class CallTransitionError(RuntimeError):
     """A transition that `DELIVERY_TRANSITIONS` does not have. The state is unchanged."""
 
 
-class Companion(Protocol):
-    """What a guest has to do with one call, from its beginning to its end."""
+class Companion:
+    """What a guest has to do with one call, from its beginning to its end. By default: nothing."""
 
-    def sent(self, headers: Headers, delivery: Delivery) -> Headers:
-        """The headers of the next attempt, of those that the engine would get."""
+    def enter(self) -> Awaitable[None] | None:
+        """Called before the call is placed: what it has to wait for first; None: nothing.
+
+        Raises `PlaitError` for a call that may not run, and so does what is waited for.
+        """
+
+    def stage(self, sink: Sink) -> Sink:
+        """What the answer goes through on its way to this sink."""
+        return sink
+
+    def sent(self, headers: Headers, body: Body, delivery: Delivery) -> tuple[Headers, Body]:  # noqa: ARG002
+        """Headers and body of the next attempt, of those that the engine would get."""
+        return headers, body
 
     def ended(self, delivery: Delivery) -> None:
         """The call has ended: `delivery.ending` is set, and the other fields are still there."""
+
+    def undone(self) -> None:
+        """The call is delivered again, with other companions: this delivery is of no account."""
 
 
 class Delivery(msgspec.Struct, eq=False):
@@ -94,8 +111,11 @@ class Delivery(msgspec.Struct, eq=False):
     for_client: bool = True
     """Whether `on_end` answers the client. False for calls of programs, whose clients get answers from elsewhere."""
 
-    companion: Companion | None = None
-    """A guest's; None: no guest goes with this call."""
+    companions: tuple[Companion, ...] = ()
+    """Those of guests."""
+
+    one_by_one: bool = False
+    """Whether each event of a stream is passed on by itself, as a companion wants it."""
 
     state: DeliveryState = DeliveryState.READ
 
@@ -183,7 +203,7 @@ class Delivery(msgspec.Struct, eq=False):
         named = {} if self.entry is None else self.entry.waiting.waited_for(self.ending.ended_s) or {}
         return named | ({"gateway": round(self.ending.gateway_s, 3)} if self.ending.gateway_s else {}) or None
 
-    def untold(self, error: EngineError) -> EngineError | None:
+    def untold(self, error: ErrorT) -> ErrorT | None:
         """The error, if the answer has begun and its form has no error event: then the connection has to be closed."""
         return error if self.state is DeliveryState.STREAMING and not self.asked.form.has_events else None
 

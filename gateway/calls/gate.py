@@ -9,7 +9,7 @@ tenants' rates, the gate asks their store before admission, except for a retry t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
 import msgspec
@@ -55,13 +55,21 @@ class Gate:
         """Set if several gateways share the rates of tenants."""
         self._hold_s = hold_s
 
-    def enter(self, asked: Asked, prefer: str | None, resume: Resume, *, may_leave: bool) -> Entry:
+    def enter(
+        self,
+        asked: Asked,
+        prefer: str | None,
+        resume: Resume,
+        *,
+        may_leave: bool,
+        first: Sequence[Awaitable[None]] = (),
+    ) -> Entry:
         """Ask admission to place the call. Raises `PlaitError` if the call is refused at once.
 
         If `waiting.is_sent`, the call may be sent now. Otherwise `resume` is called later, once. With `may_leave`, a
         call that still waits after `hold_s` fails, and the client may come back. `prefer` is the engine with the
-        context that the call continues. The caller must call `left` when a sent call has ended, and `gone` if the
-        client disconnects before the call is sent.
+        context that the call continues, and `first` is what the call waits for before. The caller must call `left` when
+        a sent call has ended, and `gone` if the client disconnects before the call is sent.
         """
         call = asked.call
         limit = call.output_limit
@@ -81,8 +89,8 @@ class Gate:
             passes=asked.slot is not NO_SLOT or call.group is not None,
         )
         entry = Entry(waiting, resume)
-        if self.leases is not None and not self.admission.has_place(waiting):
-            entry.leasing = asyncio.ensure_future(self._lease(self.leases, entry, may_leave=may_leave))
+        if first or (self.leases is not None and not self.admission.has_place(waiting)):
+            entry.leasing = asyncio.ensure_future(self._lease(entry, first, may_leave=may_leave))
             entry.leasing.add_done_callback(partial(_leased, entry))
             return entry
         self._admit(entry, may_leave=may_leave)
@@ -100,15 +108,20 @@ class Gate:
         if may_leave:
             entry.timer = asyncio.get_running_loop().call_later(self._hold_s, self._leave, entry)
 
-    async def _lease(self, leases: RateLeases, entry: Entry, *, may_leave: bool) -> None:
-        """Take the call out of the tenant's rate in the gateways' store, then ask admission to place it."""
-        waiting = entry.waiting
+    async def _lease(self, entry: Entry, first: Sequence[Awaitable[None]], *, may_leave: bool) -> None:
+        """Wait for what comes `first`, take the call out of the tenant's rate in the gateways' store, then place it."""
+        waiting, leases = entry.waiting, self.leases
         on_wait = partial(waiting.wait_for, "store")
-        waiting.is_leased = await leases.take(waiting.tenant, waiting.tokens, on_wait)
+        if first:
+            on_wait(loop_time_s())
+        for wait in first:
+            await wait
+        if leases is not None and not self.admission.has_place(waiting):
+            waiting.is_leased = await leases.take(waiting.tenant, waiting.tokens, on_wait)
         try:
             self._admit(entry, may_leave=may_leave)
         except PlaitError:  # admission refused the call, so the leased tokens are unused
-            if waiting.is_leased:
+            if waiting.is_leased and leases is not None:
                 leases.put_back(waiting.tenant, waiting.tokens)
             raise
 

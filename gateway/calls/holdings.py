@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from plait.backends.errors import PlaitError
+from plait.backends.errors import ENDS_STREAMS, PlaitError
 from plait.gateway.calls.changed_objectives import ChangedObjectives
 from plait.gateway.calls.delivery import CallWatch, Delivery
 from plait.gateway.calls.gate import Gate
@@ -88,6 +88,8 @@ def tell(delivery: Delivery) -> None:
     ending, on_end, commented, defect = delivery.ending, delivery.on_end, delivery.commented, delivery.defect
     assert ending is not None
     error: BaseException | None = defect or ending.error
+    if isinstance(error, ENDS_STREAMS) and ending.is_told:
+        error = None  # it was the stream's last event
     delivery.close()
     try:
         if isinstance(error, PlaitError) and on_end is not None and commented is not None and commented.has_begun:

@@ -39,6 +39,25 @@ def unhurried(request: ChatRequest | CompletionRequest) -> ChatRequest | Complet
     return msgspec.structs.replace(request, stream_interval=STREAM_INTERVAL)
 
 
+class Recipient(msgspec.Struct, frozen=True):
+    """The engine that gets a body, and the call as it was placed there."""
+
+    kind: str | None
+    """Its adapter's: `vllm`, `sglang`, ...; None: the engine has no adapter."""
+
+    call: Call
+    placement: Placement
+
+    age_s: float
+    """The time since the call's arrival."""
+
+    handle: str | None = None
+    """Names the call to the engine if its objectives may change."""
+
+    agreement: Agreement = AGREED
+    """For which requests the engine's tokenizer is the gateway's."""
+
+
 class EngineBody(Protocol):
     """Makes the body for each engine that a call is sent to. `original` is what the client sent."""
 
@@ -53,21 +72,7 @@ class EngineBody(Protocol):
     def own_fields(self) -> Mapping[str, object]:
         """The fields that the gateway itself wrote and an engine may lack, with their values."""
 
-    def for_engine(
-        self,
-        kind: str | None,
-        call: Call,
-        placement: Placement,
-        age_s: float,
-        handle: str | None = None,
-        *,
-        agreement: Agreement = AGREED,
-    ) -> Body:
-        """The body for one engine. `kind` is the adapter's: `vllm`, `sglang`, ...; None: the engine has no adapter.
-
-        `age_s` is the time since the call's arrival. `handle` names the call to the engine if its objectives may
-        change. `agreement` says for which requests the engine's tokenizer is the gateway's.
-        """
+    def for_engine(self, to: Recipient) -> Body: ...
 
 
 class OtherBody(Protocol):
@@ -101,17 +106,8 @@ class ForwardedBody(msgspec.Struct, frozen=True):
     withholds_usage: bool = False
     own_fields: Mapping[str, object] = {}
 
-    def for_engine(
-        self,
-        kind: str | None,
-        call: Call,
-        placement: Placement,
-        age_s: float,
-        handle: str | None = None,
-        *,
-        agreement: Agreement = AGREED,
-    ) -> bytes:
-        parameters = None if kind is None or not self.annotated else _parameters_of_all(DIALECTS[kind])
+    def for_engine(self, to: Recipient) -> bytes:
+        parameters = None if to.kind is None or not self.annotated else _parameters_of_all(DIALECTS[to.kind])
         if self.renamed is None and not self.has_own_field and self.cache_salt is None and parameters is None:
             return self.original
         fields = FIELDS.decode(self.original)
@@ -121,8 +117,7 @@ class ForwardedBody(msgspec.Struct, frozen=True):
         if self.cache_salt is not None:
             fields["cache_salt"] = _raw(self.cache_salt)
         if parameters is not None:
-            told = engine_annotations(call, placement, age_s, handle, agreement)
-            fields[parameters] = _merged(fields.get(parameters), to_parameters(told))
+            fields[parameters] = _merged(fields.get(parameters), to_parameters(engine_annotations(to)))
         return msgspec.json.encode(fields)
 
 
@@ -176,22 +171,13 @@ class OutgoingBody(msgspec.Struct, frozen=True):
         options = self.request.stream_options
         return bool(self.request.stream) and not (options and options.include_usage)
 
-    def for_engine(
-        self,
-        kind: str | None,
-        call: Call,
-        placement: Placement,
-        age_s: float,
-        handle: str | None = None,
-        *,
-        agreement: Agreement = AGREED,
-    ) -> bytes:
+    def for_engine(self, to: Recipient) -> bytes:
         request = self.request
         salted = self.cache_salt != request.cache_salt
         speaks_for_us = _speaking_for_us(request) if request.vllm_xargs or request.custom_params else ()
         withholds_usage = bool(request.stream) and self.withholds_usage
         changes = withholds_usage or salted or self.renames or request.plait is not None or speaks_for_us
-        if kind is None and not changes:
+        if to.kind is None and not changes:
             return self.original
         fields = FIELDS.decode(self.original) if self.fields is None else {**self.fields}
         for name in speaks_for_us:
@@ -205,9 +191,9 @@ class OutgoingBody(msgspec.Struct, frozen=True):
             fields["model"] = _raw(request.model)
         if salted:
             fields["cache_salt"] = _raw(self.cache_salt)
-        if kind is not None:
-            told = engine_annotations(call, placement, age_s, handle, agreement, gateway=self.gateway)
-            fields |= self._in_dialect(DIALECTS[kind], fields, to_parameters(told), agreement)
+        if to.kind is not None:
+            told = engine_annotations(to, gateway=self.gateway)
+            fields |= self._in_dialect(DIALECTS[to.kind], fields, to_parameters(told), to.agreement)
         return msgspec.json.encode(fields)
 
     def _in_dialect(self, dialect: Dialect, fields: Fields, told: dict[str, Any], agreement: Agreement) -> Fields:
@@ -265,30 +251,24 @@ def _parameters_of_all(dialect: Dialect) -> str | None:
     return dialect.parameters if dialect.annotates_all else None
 
 
-def engine_annotations(
-    call: Call,
-    placement: Placement,
-    age_s: float,
-    handle: str | None = None,
-    agreement: Agreement = AGREED,
-    *,
-    gateway: str | None = None,
-) -> EngineAnnotations:
-    """The annotations for an engine's scheduler. The call arrived `age_s` seconds ago.
+def engine_annotations(to: Recipient, *, gateway: str | None = None) -> EngineAnnotations:
+    """The annotations for an engine's scheduler.
 
     A call without TTFT and JCT gets age 0: engines serve older calls first, which would undo the order of admission. A
     call with a `handle` keeps its age, because it may get a TTFT or JCT later. `cached_tokens` is left out if the
     engine's tokenizer differs: the gateway's count is in other tokens.
     """
-    has_zero = handle is not None or (call.slo is not None and call.slo.has_zero)
+    call = to.call
+    has_zero = to.handle is not None or (call.slo is not None and call.slo.has_zero)
     return EngineAnnotations(
-        age_s=age_s if has_zero else 0.0,
+        age_s=to.age_s if has_zero else 0.0,
         slo=call.slo,
         objective=call.objective,
         priority=call.priority,
-        cached_tokens=placement.cached_tokens if agreement.problem is None else None,
-        handle=handle,
+        cached_tokens=to.placement.cached_tokens if to.agreement.problem is None else None,
+        handle=to.handle,
         gateway=gateway,
+        is_line=call.is_line,
     )
 
 

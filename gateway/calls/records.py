@@ -48,21 +48,23 @@ def refused(
     *,
     arrived_s: float,
     error: BaseException | None,
-    status: int = 200,
+    status: int | None = None,
 ) -> Ending:
     """The ending of a request that was no call of its own: by an error, or with another request's answer.
 
-    `status` is that of the answer. An `error` other than `PlaitError` or `ClientGoneError` is a defect.
+    `status` is that of the answer; None: the error's, or 200. An `error` other than `PlaitError` or
+    `ClientGoneError` is a defect.
     """
     outcome: Outcome = "refused"
     code, message = None, None
     if error is None:
+        status = status or 200
         outcome = "ok" if status < 400 else "refused"
     elif isinstance(error, ClientGoneError):
         outcome, status = "client_gone", CLIENT_CLOSED
     elif isinstance(error, PlaitError):
         outcome = "no_engine" if isinstance(error, NoEngineError) else "refused"
-        status, code, message = error.status, error.shown_code, error.logged_message
+        status, code, message = status or error.status, error.shown_code, error.logged_message
     else:
         outcome, status, code = "defect", 500, DEFECT
     return Ending(

@@ -18,13 +18,14 @@ once, in order, even if one raises (`_let_go`), and only then calls `on_end` (`t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 import structlog
 
 from plait.backends.errors import (
+    ENDS_STREAMS,
     AnswerTooLargeError,
     EngineError,
     GatewayStoppingError,
@@ -72,7 +73,7 @@ class Relay:
 
     With `forward_client_key`, engines without a configured key get the client's bearer token. `objectives` changes
     calls that run. `open_answers` limits the buffered bytes of unstreamed answers. `told_receipt` makes the
-    stage that tells a call's receipt, and `accompany` may give a call a companion, where there is such a guest.
+    stage that tells a call's receipt, where there is such a guest, and each of `accompany` may give a call a companion.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class Relay:
         self._objectives = objectives
         self._sessions = SessionEngines()
         self.told_receipt: ToldBy | None = None
-        self.accompany: Accompany | None = None
+        self.accompany: list[Accompany] = []
 
     async def deliver(self, asked: Asked, sink: Sink, *, for_client: bool = True) -> Ending:
         """Deliver the call and flush the sink. Raises the error that ended the call.
@@ -154,12 +155,15 @@ class Relay:
             delivery.sink = sink = Tier(sink, asked.call.objective)
         if asked.wants_receipt and for_client and self.told_receipt is not None:
             delivery.sink = self.told_receipt(sink, delivery)
+        for accompany in self.accompany:
+            companion = accompany(delivery)
+            if companion is not None:
+                delivery.companions += (companion,)
+                delivery.sink = companion.stage(delivery.sink)
         if for_client and asked.call.streamed:
             delivery.commented = self.silent_streams.begin(delivery)
         if asked.slot.handle is not None:
             self._objectives.begin(delivery)
-        if self.accompany is not None:
-            delivery.companion = self.accompany(delivery)
         self._take(delivery, self._place)
         return delivery
 
@@ -263,10 +267,14 @@ class Relay:
             delivery.defect = error
         outcome: Outcome = "defect" if is_ours else "refused"
         if attempt is not None and attempt.is_open:
-            is_untaken = not is_ours and not isinstance(error, AnswerTooLargeError)
+            is_untaken = not is_ours and not isinstance(error, (AnswerTooLargeError, *ENDS_STREAMS))
             outcome = self._attempts.close(delivery, attempt, "client_gone" if is_untaken else outcome)
         if isinstance(error, PlaitError):
-            return self._end(delivery, outcome, error.status, error=error.with_traceback(None))  # as in `_take`
+            has_begun = attempt is not None and delivery.is_told and isinstance(error, ENDS_STREAMS)
+            status = (
+                attempt.answer.status if attempt is not None and has_begun and delivery.for_client else error.status
+            )
+            return self._end(delivery, outcome, status, error=error.with_traceback(None))  # as in `_take`
         return self._end(delivery, "defect", 500, error=error)
 
     def _untaken(self, error: PlaitError, delivery: Delivery) -> Step | None:
@@ -298,7 +306,12 @@ class Relay:
         asked = delivery.asked
         prefer = self._sessions.preferred(asked) if asked.turn_of else asked.slot.continues_on
         may_leave = delivery.for_client and not asked.call.streamed
-        delivery.entry = entry = self._gate.enter(asked, prefer, partial(self._resume, delivery), may_leave=may_leave)
+        first: Sequence[Awaitable[None]] = ()
+        if delivery.companions:
+            first = [wait for companion in delivery.companions if (wait := companion.enter()) is not None]
+        delivery.entry = entry = self._gate.enter(
+            asked, prefer, partial(self._resume, delivery), may_leave=may_leave, first=first
+        )
         if entry.waiting.is_sent:
             assert entry.waiting.booking is not None
             return partial(self._send, entry.waiting.booking)
@@ -388,8 +401,8 @@ class Relay:
         if slot is not NO_SLOT:
             follows = slot.begins_anew is not None and slot.begins_anew(ending)
             steps = self.holdings.unrecorded if follows else self.holdings.of_guests
-        if delivery.companion is not None and steps is not self.holdings.unrecorded:
-            steps = (*steps, delivery.companion.ended)
+        if delivery.companions:
+            steps = (*steps, partial(_leave_companions, is_over=steps is not self.holdings.unrecorded))
         delivery.holdings = iter(steps)
         return self._let_go
 
@@ -398,6 +411,15 @@ class Relay:
         assert delivery.holdings is not None
         for let_go in delivery.holdings:  # an iterator: after a step has raised, `_broken` comes back for the rest
             let_go(delivery)
+
+
+def _leave_companions(delivery: Delivery, *, is_over: bool) -> None:
+    """Let the companions go: the call is over, or it is delivered again."""
+    for companion in delivery.companions:
+        if is_over:
+            companion.ended(delivery)
+        else:
+            companion.undone()
 
 
 def _gateway_s(delivery: Delivery, lag: LoopLag, now_s: float) -> float | None:

@@ -24,13 +24,14 @@ class SessionEngines:
         return self._engines.get((tenant, session, model))
 
     def preferred(self, asked: Asked) -> str | None:
-        """The engine with a call's context: `continues_on`, or without tokens that of the session's latest turn.
+        """The engine with a call's context: `continues_on`, or without tokens that of the session's latest turn. A line
+        of a batch has the engine of its part.
 
         None if no such engine is known.
         """
         if asked.slot.continues_on is None and asked.turn_of and not asked.call.prompt_tokens:
             return self.engine_of(asked.tenant, asked.turn_of, asked.call.model)
-        return asked.slot.continues_on
+        return asked.slot.continues_on or asked.prefer
 
     def placed(self, tenant: str, session: str, model: str, engine_id: str) -> None:
         key = tenant, session, model

@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from plait.backends.errors import (
-    CallerError,
+    ENDS_STREAMS,
     EngineBrokenError,
     EngineError,
     EngineGarbledError,
@@ -29,18 +29,19 @@ from plait.backends.errors import (
 )
 from plait.backends.http.client import Response
 from plait.backends.http.connection import Gathered
-from plait.backends.http.content_types import is_no_json
+from plait.backends.http.content_types import is_no_json, should_be_json
 from plait.backends.protocol.surrogates import with_whole_pairs
-from plait.gateway.answers.completions import EventStream
-from plait.gateway.answers.error_texts import error_text
+from plait.gateway.answers.completions import EventStream, garbled
+from plait.gateway.answers.error_texts import error_of, error_text
+from plait.gateway.answers.event_bytes import end_of_event
 from plait.gateway.answers.refusals import Lack, LackError, lack_of, refused_field
-from plait.gateway.asgi import EVENT_STREAM, UNBUFFERED, Headers, Sink, header, presented_keys
+from plait.gateway.asgi import EVENT_STREAM, NO_RETRY, UNBUFFERED, Headers, Sink, header, presented_keys
 from plait.gateway.calls.answer_headers import answer_headers, passed
 from plait.gateway.calls.call import Attempt, known_finish
 from plait.gateway.calls.delivery import Delivery, DeliveryState
 from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.open_answers import OpenAnswer, OpenAnswers
-from plait.gateway.calls.outgoing import without_refused
+from plait.gateway.calls.outgoing import Recipient, without_refused
 from plait.gateway.calls.request_faults import NOT_SUPPORTED, RequestFaults, status_said
 from plait.gateway.fleet.booking import Progress
 from plait.gateway.fleet.router import Router
@@ -55,9 +56,6 @@ log = structlog.get_logger(__name__)
 
 OF_THE_BODY: Final = frozenset((b"content-type", b"content-encoding", b"cache-control"))
 JSON_ANSWER: Final[Headers] = ((b"content-type", b"application/json"),)
-
-NO_RETRY: Final = (b"x-should-retry", b"false")
-"""Keeps the SDKs of OpenAI and Anthropic from retrying, which they do after any 5xx."""
 
 
 class Upstream:
@@ -101,7 +99,7 @@ class Upstream:
             self._reuse.used(call)
         engine, age_s = self.router.engines[placement.engine_id], booking.sent_s - call.arrived_s
         cache, lacks = engine.cache, engine.refused_fields
-        body = asked.body.for_engine(cache.kind, call, placement, age_s, asked.slot.handle, agreement=cache.agreement)
+        body = asked.body.for_engine(Recipient(cache.kind, call, placement, age_s, asked.slot.handle, cache.agreement))
         if (lacks or delivery.refused) and isinstance(body, bytes):
             lacks = {**lacks, **delivery.refused.get(placement.engine_id, {})}
             body = without_refused(body, asked.body.own_fields, lacks)
@@ -112,8 +110,9 @@ class Upstream:
             headers.append((b"authorization", link.authorization))
         elif self.forward_client_key and (keys := presented_keys(asked.headers)):
             headers.append((b"authorization", b"Bearer " + keys[0]))
-        if delivery.companion is not None:
-            headers = [*delivery.companion.sent(headers, delivery)]
+        for companion in delivery.companions:
+            given, body = companion.sent(headers, body, delivery)
+            headers = [*given]
         response = link.client.begin("POST", asked.path, headers, body)
         exchange = Exchange(self, delivery, attempt, link, response, delivery.sink, on_news)
         response.on_news, delivery.sink.on_room, booking.give_up = on_news, exchange.has_room, exchange.give_up
@@ -198,10 +197,18 @@ class Exchange(msgspec.Struct, eq=False):
                 self._gather(self._body)
             else:
                 self._read_head()
+            if self._delivery.one_by_one and self._stream is not None:
+                while self._response.pieces and self._delivery.state is not DeliveryState.WRITTEN:
+                    if self._sink.is_full:
+                        break
+                    self._pass_on(self._stream)
         except EngineError as error:
             encoding = header(self._response.headers, b"content-encoding")
             if encoding is not None and isinstance(error, EngineGarbledError | EngineBrokenError):
                 error.message = f"engine {self._attempt.engine_id} sent an unasked encoding, {encoding!r}"
+            self._tell(error)
+            raise
+        except ENDS_STREAMS as error:
             self._tell(error)
             raise
         return self._delivery.state is DeliveryState.WRITTEN and self._sink.is_drained
@@ -247,7 +254,7 @@ class Exchange(msgspec.Struct, eq=False):
         """The engine has sent everything, so silence from now on is not its fault."""
         self._attempt.booking.client_is_slow = True
 
-    def _tell(self, error: EngineError, last: bytes = b"") -> None:
+    def _tell(self, error: PlaitError, last: bytes = b"") -> None:
         """End a stream that has begun with its `last` events and an error event."""
         if self._delivery.untold(error) is None and self._delivery.state is DeliveryState.STREAMING:
             self._delivery.enter(DeliveryState.WRITTEN)
@@ -293,7 +300,9 @@ class Exchange(msgspec.Struct, eq=False):
         if self._is_unasked_stream:
             body = asked.form.assembled(engine_id, bytes(body))
         read = asked.form.whole(engine_id, body, asked.bounds)
-        answer.usage, answer.is_corrected, failed_status, finish, mended = read
+        answer.usage, answer.is_corrected, failed_status, finish, mended, is_not_json = read
+        if is_not_json and should_be_json(self._response.headers):
+            raise garbled(engine_id, "an answer that is not JSON")
         if failed_status is not None:
             self._refuse(failed_status, bytes(body))
             return
@@ -327,7 +336,7 @@ class Exchange(msgspec.Struct, eq=False):
         """
         self._check_lack(status, body)
         delivery, attempt, response = self._delivery, self._attempt, self._response
-        is_openai, said, param = error_text(body)
+        is_openai, said, _ = error_text(body)
         ours = self._link.refused_ours(status, clients=self._upstream.forward_client_key)
         is_own = status == NOT_SUPPORTED or self._is_own(status, said, loop_time_s())
         if not (is_own or (400 <= status < 500 and status not in TOO_EARLY)) or ours:
@@ -342,10 +351,9 @@ class Exchange(msgspec.Struct, eq=False):
             if ours:
                 failure.cause = f"status_{status}"
             raise failure
-        headers = self._head()
-        if not is_openai:
-            error = CallerError(said or f"The engine refused the request with status {status}.", param=param)
-            body = delivery.asked.form.errors.body(error)
+        headers, errors = self._head(), delivery.asked.form.errors
+        if not (is_openai and errors.are_openais):
+            body = errors.body(error_of(status, body))
             headers = [*(item for item in headers if item[0] not in OF_THE_BODY), *JSON_ANSWER]
         if is_own:
             headers.append(NO_RETRY)
@@ -393,7 +401,7 @@ class Exchange(msgspec.Struct, eq=False):
             if self._sink.is_full:
                 return
             events = self._take(stream)
-        has_ended = response.error is None and response.source is None
+        has_ended = response.error is None and response.source is None and not response.pieces
         if self._delivery.state is not DeliveryState.STREAMING:
             if has_ended and not events.strip():
                 events = stream.end()
@@ -407,7 +415,7 @@ class Exchange(msgspec.Struct, eq=False):
         if events:
             self._sink.write(events)
             self._attempt.booking.client_is_slow = self._sink.is_full
-        if response.error is not None:
+        if response.error is not None and not response.pieces:
             raise response.error
 
     def _take(self, stream: EventStream) -> bytes:
@@ -415,7 +423,15 @@ class Exchange(msgspec.Struct, eq=False):
             assert self._gaps is not None
             assert self._progress is not None
             self._gaps.observe(self._progress.next_byte(self._attempt.booking, loop_time_s()))
-        return stream.feed(self._response.take())
+        arrived = self._response.take()
+        if self._delivery.one_by_one:
+            end = end_of_event(arrived)
+            self._response.put_back(arrived[end:])
+            arrived = arrived[:end]
+        events = stream.feed(arrived)
+        if stream.error is None:
+            self._attempt.answer.passed_tokens += events.count(self._delivery.asked.form.token_mark)
+        return events
 
     def _begin(self, stream: EventStream, events: bytes) -> bool:
         """Send the head once `events` has a whole event; returns whether it did. Raises an error that comes first.
@@ -428,9 +444,9 @@ class Exchange(msgspec.Struct, eq=False):
         if isinstance(stream.error, str):  # older SGLangs refuse a stream in its first event
             self._check_lack(400, events)
         if not events.strip():
-            if response.error is not None:
+            if response.error is not None and not response.pieces:
                 raise response.error
-            if response.source is not None:
+            if response.source is not None or response.pieces:
                 return False
             if not stream.may_be_empty:
                 raise EngineBrokenError(f"engine {self._attempt.engine_id} ended its stream without an event")

@@ -20,8 +20,7 @@ from starlette.types import ASGIApp
 from plait.gateway.server.balance import Share
 from plait.gateway.server.connection import ClientBounds, Connection, Server
 from plait.gateway.server.full_collections import FullCollections
-from plait.gateway.server.listening import ListeningServer, accept_backlog, bound_sockets
-from plait.gateway.server.open_requests import OpenRequests
+from plait.gateway.server.listening import ListeningServer, accept_backlog
 from plait.gateway.server.signals import end_process
 
 BACKLOG = 16_384
@@ -124,24 +123,16 @@ class DrainingServer(ListeningServer):
         await super().shutdown(sockets)
 
 
-def run_server(app: ASGIApp, host: str, port: int, *, grace_s: float) -> None:
-    """Serve until SIGINT or SIGTERM; running requests then get `grace_s`. Raises ValueError if the port is taken."""
-    sockets = bound_sockets(host, port)
-    config = new_config(
-        OpenRequests(app), ClientBounds(), host=host, port=port, timeout_graceful_shutdown=max(1, round(grace_s))
-    )
-    _run(ListeningServer(config), sockets)
-
-
 def run_draining_server(app: ASGIApp, sockets: Sequence[socket.socket], stops: Stops, bounds: ClientBounds) -> None:
     """Serve on bound sockets until SIGINT or SIGTERM, then stop as `stops` says. `app` has its own `OpenRequests`."""
     host, port = sockets[0].getsockname()[:2]
     cancels_s = ceil(stops.grace_s) + AFTER_CUT_S
     config = new_config(app, bounds, host=host, port=port, timeout_graceful_shutdown=cancels_s)
-    _run(DrainingServer(config, stops), list(sockets))
+    run(DrainingServer(config, stops), list(sockets))
 
 
-def _run(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
+def run(server: uvicorn.Server, sockets: list[socket.socket]) -> None:
+    """Serve on bound sockets until SIGINT or SIGTERM."""
     with suppress(KeyboardInterrupt):  # uvicorn raises the signal again once it has stopped
         server.run(sockets)
 

@@ -9,11 +9,10 @@ from plait.backends.profiles import Profile, load_profile, shipped_profiles
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.gateway.commands import port, positive, positive_number
 from plait.gateway.log.events import configure_logging, write_stderr_in_background
-from plait.gateway.server.http_server import run_server
 from plait.lab.embedded.completion import ServedModel
 from plait.lab.embedded.engine import EngineSettings
 from plait.lab.embedded.lower_tiers import TierSettings
-from plait.lab.embedded.server import EmbeddedServer, ServerSettings
+from plait.lab.embedded.server import EmbeddedServer, ServerSettings, run_server
 from plait.policy.costs.tier_link import TierLink, link_of
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 
@@ -89,7 +88,7 @@ def run(arguments: argparse.Namespace) -> None:
         ranks=arguments.ranks,
         lockstep=arguments.lockstep,
     )
-    run_server(EmbeddedServer(settings).app, arguments.host, arguments.port, grace_s=1.0)
+    run_server(EmbeddedServer(settings).app, arguments.host, arguments.port)
 
 
 def _lower(arguments: argparse.Namespace, profile: Profile) -> tuple[TierSettings, ...]:

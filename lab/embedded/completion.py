@@ -90,6 +90,8 @@ class Completion:
     def __init__(self, request: Request, form: Format) -> None:
         self.stream = bool(request.stream)
         self._include_usage = request.wants_usage_event
+        options = request.stream_options
+        self._counts = request.wants_usage_event and bool(options and options.continuous_usage_stats)
         self._format = form
         self._generations: list[Generation] = []
         self._pieces: asyncio.Queue[tuple[int, Piece]] = asyncio.Queue()
@@ -113,15 +115,25 @@ class Completion:
     async def events(self) -> AsyncIterator[bytes]:
         """Server-sent events as tokens come. Each choice begins with its opening. A requested usage event is last."""
         opened: set[int] = set()
+        tokens = 0
         async for index, piece in self._until_ended():
             opening = None if index in opened else self._format.opening(index)
             opened.add(index)
             if opening is not None:
-                yield _event(opening)
-            yield _event(self._format.delta(index, piece))
+                yield _event(opening | self._running(tokens))
+            tokens += len(piece.tokens)
+            yield _event(self._format.delta(index, piece) | self._running(tokens))
         if self._include_usage:
             yield _event(self._format.usage(self._usage()))
         yield b"data: [DONE]\n\n"
+
+    def _running(self, tokens: int) -> Json:
+        """The usage in an event after so many tokens, if it was asked for."""
+        if not self._counts:
+            return {}
+        usage = self._usage()
+        usage.completion_tokens = tokens
+        return {"usage": usage.json()}
 
     def abort(self) -> None:
         for generation in self._generations:

@@ -14,8 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 from plait.backends.errors import CallerError, NotFoundError
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, check_request, decode_body, parse_request
-from plait.backends.translation.messages import COUNT_TOKENS, MessagesTranslation
-from plait.backends.translation.translation import TRANSLATIONS, AnswerTranslator
+from plait.backends.translation.answer_translator import TurnTranslator
+from plait.backends.translation.translation import COUNT_PATH, TRANSLATIONS
 from plait.lab.embedded.completion import Completion, complete_chat, complete_text
 from plait.lab.embedded.example_json import requested_json
 from plait.lab.embedded.prompts import chat_tokens
@@ -33,7 +33,7 @@ class CompletionRoutes:
             serving.route("/v1/chat/completions", self._chat),
             serving.route("/v1/completions", self._text),
             *(self._translated(path) for path in TRANSLATIONS),
-            serving.route(COUNT_TOKENS, self._count_tokens),
+            serving.route(COUNT_PATH, self._count_tokens),
         ]
 
     async def _chat(self, request: Request) -> Response:
@@ -62,7 +62,7 @@ class CompletionRoutes:
         return self._serving.route(path, answer)
 
     async def _count_tokens(self, request: Request) -> Response:
-        translation = MessagesTranslation()
+        translation = TRANSLATIONS["/v1/messages"]
         fields: dict[str, Any] = decode_body(await request.body(), _FIELDS)
         asked = parse_request(msgspec.json.encode(translation.to_count(fields)), ChatRequest)
         self._serving.model.check(asked.model)
@@ -73,7 +73,7 @@ class CompletionRoutes:
 class CompletionResponse(Response):
     """Sends a completion, whole or as events. If the client disconnects, its calls are aborted at once."""
 
-    def __init__(self, completion: Completion, translator: AnswerTranslator | None = None) -> None:
+    def __init__(self, completion: Completion, translator: TurnTranslator | None = None) -> None:
         super().__init__()
         self._completion = completion
         self._translator = translator

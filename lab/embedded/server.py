@@ -12,13 +12,18 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from plait.backends.adapter.named_ranks import NamedRanks
 from plait.backends.errors import PlaitError
 from plait.backends.protocol.api_errors import COMPLETION_ERRORS, MESSAGE_ERRORS, RESPONSE_ERRORS, ApiErrors
 from plait.backends.protocol.call_objectives import PATH as CALL_OBJECTIVES
 from plait.backends.protocol.tokenizer_files import PATH as TOKENIZER
-from plait.backends.translation.messages import COUNT_TOKENS
+from plait.backends.translation.translation import COUNT_PATH
+from plait.gateway.server.connection import ClientBounds
+from plait.gateway.server.http_server import new_config, run
+from plait.gateway.server.listening import ListeningServer, bound_sockets
+from plait.gateway.server.open_requests import OpenRequests
 from plait.lab.embedded.beside_chat import RoutesBesideChat
 from plait.lab.embedded.clock import EngineClock
 from plait.lab.embedded.completion import ServedModel
@@ -34,7 +39,7 @@ OF_ADAPTERS = frozenset(("/cache_state", CALL_OBJECTIVES, TOKENIZER))
 ERRORS: Final[Mapping[str, ApiErrors]] = {
     "/v1/responses": RESPONSE_ERRORS,
     "/v1/messages": MESSAGE_ERRORS,
-    COUNT_TOKENS: MESSAGE_ERRORS,
+    COUNT_PATH: MESSAGE_ERRORS,
 }
 """The error form of each route that is not one of OpenAI's completions."""
 OF_OTHER_APIS = frozenset(ERRORS)
@@ -111,3 +116,10 @@ async def _answer_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PlaitError)
     body = ERRORS.get(request.url.path, COMPLETION_ERRORS).body(error)
     return Response(body, status_code=error.status, media_type="application/json")
+
+
+def run_server(app: ASGIApp, host: str, port: int) -> None:
+    """Serve until SIGINT or SIGTERM; running requests then get a second. Raises ValueError if the port is taken."""
+    sockets = bound_sockets(host, port)
+    config = new_config(OpenRequests(app), ClientBounds(), host=host, port=port, timeout_graceful_shutdown=1)
+    run(ListeningServer(config), sockets)

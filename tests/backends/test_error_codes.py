@@ -11,8 +11,9 @@ import pytest
 from plait.backends import errors
 from plait.backends.error_codes import CODES, GROUPS
 from plait.backends.protocol.json_bounds import Excess
-from plait.gateway.commands.explain import lines, page
-from tests.source_tree import ROOT, sources
+from plait.gateway.commands.explain import lines
+from tests import errors_page
+from tests.source_tree import sources
 
 COMPOSED = {"calls_per_second", "tokens_per_second", *Excess}
 """Codes that no literal in the sources has."""
@@ -72,7 +73,8 @@ def test_a_code_is_there_once() -> None:
 
 
 def test_the_page_is_the_table() -> None:
-    assert (ROOT / "docs" / "errors.md").read_text(encoding="utf-8") == page(), "paste what `page` returns"
+    written = errors_page.PAGE.read_text(encoding="utf-8")
+    assert written == errors_page.text(), "python -m tests.errors_page writes it"
 
 
 def test_a_code_is_explained() -> None:

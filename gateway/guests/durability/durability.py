@@ -278,7 +278,6 @@ class Durability(Records, ResponseLog):
         self._restart = asyncio.ensure_future(self.recover(*self._parts))
 
     def freeze(self) -> None:
-        """Write nothing from now on: the end of the process must not end its sessions."""
         self._is_frozen = True
 
     async def close(self) -> None:

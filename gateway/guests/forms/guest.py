@@ -7,8 +7,8 @@ from plait.gateway.guests.forms.multipart_api import FORMS, FormApi
 
 
 class FormsGuest(Guest):
-    """Its calls need nothing of other guests."""
+    """Offers the `FormApi`. Its calls need nothing of other guests."""
 
     def __init__(self, house: House) -> None:
-        forms = FormApi(house.kernel.completions)
+        forms = house.offer(FormApi, FormApi(house.kernel.completions))
         self.calls = dict.fromkeys(FORMS.values(), forms)

@@ -41,7 +41,7 @@ class MultipartBody(msgspec.Struct, frozen=True):
         """A digest of the form, which may be on disk: `original` serves only to compare requests."""
         return self.form.upload.digest
 
-    def for_engine(self, *_call: object, **_agreement: object) -> Body:
+    def for_engine(self, _to: object) -> Body:
         upload, model = self.form.upload, self.form.model
         return upload if self.renamed is None or model is None else _Renamed(upload, model, self.renamed.encode())
 

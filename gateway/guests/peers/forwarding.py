@@ -17,7 +17,7 @@ from plait.backends.http.content_types import is_event_stream
 from plait.gateway.asgi import KEY_HEADERS, Headers, unless_gone
 from plait.gateway.guests.peers.membership import Membership, SessionMovedError, UnreachableStoreError
 from plait.gateway.guests.peers.peers import Peers
-from plait.gateway.guests.peers.signatures import PEER_HEADER
+from plait.gateway.guests.peers.signatures import KEY_HEADER, PEER_HEADER
 from plait.gateway.ids import RESPONSE_ID, SESSION_ID
 from plait.gateway.others import API_KEYS, OF_ANYBODY, Checked, Forwarded, Others, Told
 from plait.gateway.streams import StreamKey
@@ -37,6 +37,7 @@ _OF_A_HOP: Final = frozenset((
     b"content-encoding",  # the forwarded body is decoded
     b"origin",  # CORS is checked by the gateway that the page has asked
     PEER_HEADER,
+    KEY_HEADER,
 ))  # fmt: skip
 
 _OF_AN_ANSWER: Final = frozenset((b"content-length", b"content-encoding"))
@@ -65,20 +66,16 @@ class Forwarding(Others):
 
     @property
     def missed(self) -> Mapping[str, float]:  # type: ignore[override]
-        """As in `Others`."""
         return {} if self.membership is None else self.membership.roster.missed
 
     @property
     def odd(self) -> Mapping[str, tuple[str, str]]:  # type: ignore[override]
-        """As in `Others`."""
         return {} if self.membership is None else self.membership.roster.odd
 
     def described(self) -> Mapping[str, Any]:
-        """As in `Others`."""
         return {} if self.membership is None else self.membership.described()
 
     def is_own(self, tenant: str, session: str) -> bool:
-        """As in `Others`."""
         return self.peers.is_own(tenant, session)
 
     async def elsewhere(
@@ -131,6 +128,8 @@ class Forwarding(Others):
         key, has_engines_key = self.peers.key, request.checked == OF_ANYBODY
         left_out = _OF_A_HOP if has_engines_key else _OF_A_HOP | KEY_HEADERS
         kept = [item for item in request.headers if item[0] not in left_out]
+        if request.checked.key:
+            kept.append((KEY_HEADER, request.checked.key.encode()))
         return [*kept, key.sign_request(request._replace(headers=kept), name, time.time())]
 
     def _client(self, name: str) -> HttpClient:

@@ -18,7 +18,7 @@ from plait.backends.errors import CallerError
 from plait.gateway.asgi import OnRefused, WatchedReceive, id_of, send_error, send_whole
 from plait.gateway.guests.peers.forwarding import Forwarding
 from plait.gateway.guests.peers.membership import OF_PEER
-from plait.gateway.guests.peers.signatures import PEER_HEADER, Said, SignedForAnotherTimeError
+from plait.gateway.guests.peers.signatures import KEY_HEADER, PEER_HEADER, Said, SignedForAnotherTimeError
 from plait.gateway.others import CHECKED, PEER_KEY
 
 log = structlog.get_logger(__name__)
@@ -63,7 +63,7 @@ class PeerFront:
 def _of_peer(scope: Scope, said: Said) -> Scope:
     """The scope as it was in the gateway that has forwarded the request."""
     id_of(scope)  # sets the request id, which the copy below then shares
-    headers = [item for item in scope["headers"] if item[0] != PEER_HEADER]
+    headers = [item for item in scope["headers"] if item[0] not in (PEER_HEADER, KEY_HEADER)]
     server = (scope["server"][0], said.port) if said.port else scope["server"]
     return {**scope, "headers": headers, "server": server, CHECKED: said.checked}
 

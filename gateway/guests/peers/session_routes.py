@@ -16,8 +16,9 @@ import msgspec
 import structlog
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from plait.backends.errors import AuthenticationError
+from plait.backends.errors import PlaitError
 from plait.backends.protocol.surrogates import with_whole_pairs
+from plait.gateway.api.auth import key_of
 from plait.gateway.guests.peers.forwarding import Forwarding, OwnedName
 from plait.gateway.guests.peers.metrics import merged
 from plait.gateway.intake.open_bodies import ADMIN, MOST_ADMIN_BYTES, OpenBodies, OpenBody
@@ -84,7 +85,7 @@ class SessionRoutes:
         """Serve the request here or forward it. The application refuses a wrong key."""
         try:
             tenant = self._tenant_of(scope)
-        except AuthenticationError:
+        except PlaitError:
             await self._app(scope, receive, send)
             return
         path = scope["path"]
@@ -177,7 +178,7 @@ def _session_in(body: bytes) -> str | None:
 def _forwarded(scope: Scope, checked: Checked, body: bytes = b"") -> Forwarded:
     """The request for another gateway, without the root path of a proxy."""
     target, query = quote(scope["path"], errors="surrogatepass"), scope.get("query_string", b"").decode("latin-1")
-    port = (scope.get("server") or ("", None))[1]
+    port, checked = (scope.get("server") or ("", None))[1], checked._replace(key=key_of(scope))
     return Forwarded(scope["method"], f"{target}?{query}" if query else target, scope["headers"], checked, body, port)
 
 

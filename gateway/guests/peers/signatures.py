@@ -28,6 +28,9 @@ LIFE_S: Final = 60
 PEER_HEADER: Final = b"plait-peer"
 """The header in which a gateway signs a request that it forwards."""
 
+KEY_HEADER: Final = b"plait-key"
+"""The header with the id of the client's API key, in a request that a gateway forwards. Earlier releases ignore it."""
+
 _READ: Final = KEY_HEADERS | SESSION_HEADERS | {b"accept", b"content-encoding", b"content-type"}
 """Headers that are signed, beside annotations. Proxies between gateways may add others, such as `x-request-id`."""
 
@@ -73,7 +76,7 @@ class PeerKey:
     def sign_request(self, request: Forwarded, to: str, now_unix_s: float) -> tuple[bytes, bytes]:
         """The header that signs a request `to` the gateway of that name."""
         path, _, query = request.target.partition("?")
-        ring, tenant = request.checked
+        ring, tenant, _ = request.checked  # the key's id is in a header of its own
         said = [str(int(now_unix_s)), ring, tenant, str(request.port or 0), sha256(request.body).hexdigest()]
         mac = self._mac("request", to, request.method, unquote(path), query, _signed(request.headers), *said)
         return PEER_HEADER, " ".join((*said, mac)).encode()
@@ -90,7 +93,8 @@ class PeerKey:
         at, ring, tenant, port, body_sha256 = said
         if abs(now_unix_s - int(at)) > LIFE_S:
             raise SignedForAnotherTimeError(now_unix_s - int(at))
-        return Said(int(port), Checked(ring, tenant), body_sha256)
+        key = dict(scope["headers"]).get(KEY_HEADER, b"").decode("latin-1")
+        return Said(int(port), Checked(ring, tenant, key), body_sha256)
 
     def answer(self, header: bytes) -> bytes:
         """The answer to a request with this header, which only a gateway with the same key can make."""

@@ -18,7 +18,7 @@ from plait.backends.errors import CallerError, ConflictError, GatewayStoppingErr
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, check_request, parse_request
 from plait.gateway.asgi import EVENT_STREAM, ClientGoneError, Headers
 from plait.gateway.calls.annotations import Annotations, promised_output, read_annotations
-from plait.gateway.calls.call import Asked
+from plait.gateway.calls.call import Asked, Ending
 from plait.gateway.calls.call_reader import CallReader, Incoming
 from plait.gateway.calls.records import refused
 from plait.gateway.calls.relay import Relay
@@ -46,7 +46,7 @@ EXPIRE_INTERVAL_S = 1.0
 class AnsweredCall(ChainedCall):
     """A call whose clients get the engine's answer. With `keeps`, a client may repeat its request to get it later."""
 
-    __slots__ = ("_end", "answer", "is_left", "streams")
+    __slots__ = ("_end", "answer", "is_left", "problem", "streams")
 
     is_answered = True
 
@@ -65,6 +65,8 @@ class AnsweredCall(ChainedCall):
         self.streams = streams
         self.is_left = False
         """Whether a client disconnected before its answer ended."""
+        self.problem: PlaitError | None = None
+        """The error that ended the answer, perhaps as an event of its stream, and then set before clients have it."""
         self._end: HeldEnd | None = None
         if keeps and session.record.stores:
             self.sink = self._end = HeldEnd(self.answer, session.record, is_whole=not streams)
@@ -96,9 +98,16 @@ class AnsweredCall(ChainedCall):
     def on_failed(self, error: PlaitError) -> None:
         """Send the error to the clients. Logs the end of a call that the relay has never had."""
         if not self._is_delivered:
-            self._is_delivered = True
+            self._is_delivered, self.problem = True, error
             self._record(error)
         self.answer.fail(error)
+
+    def _begins_anew(self, was_refused: bool, ending: Ending) -> bool:
+        begins_anew = super()._begins_anew(was_refused, ending)
+        found = ending.error or ending.problem
+        if not begins_anew and isinstance(found, PlaitError):
+            self.problem = found
+        return begins_anew
 
     def _record(self, error: PlaitError) -> None:
         relay, call = self.runner.relay, self.call
@@ -189,7 +198,7 @@ class ChainedCalls:
             self.executor.add(session, owner.call, asked.incoming.arrived_s)
             return owner, False
         assert isinstance(first.owner, AnsweredCall), "fingerprints tell routes apart"
-        if not first.owner.answer.kept:
+        if not first.owner.answer.window.keeps:
             message = "This call was sent before, and its answer was not kept; get the value of its output instead."
             raise ConflictError(message, code="double_producer", param="plait-output")
         first.add_client()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from plait.gateway.doors import Guest, House
 from plait.gateway.guests.programs.chained_calls import ChainedCalls
 from plait.gateway.guests.programs.core.executor import Executor
-from plait.gateway.guests.programs.core.record import InMemory, Records
+from plait.gateway.guests.programs.core.record import Records
 from plait.gateway.guests.programs.metrics import ProgramMetrics, SessionCollector
 from plait.gateway.guests.programs.program_api import ProgramApi
 from plait.gateway.guests.programs.program_calls import ProgramCalls
@@ -20,7 +20,7 @@ class ProgramsGuest(Guest):
     def __init__(self, house: House) -> None:
         kernel = house.kernel
         self._supervisor, limits = kernel.supervisor, kernel.config.sessions
-        self._records = house.find(Records) or InMemory()
+        self._records = house.find(Records) or Records()
         metrics, others = ProgramMetrics(kernel.registry, kernel.tenants.label), house.find(Others) or Others()
         executor = Executor(
             limits, kernel.router.predicted_s, at_loop_time, metrics.job_ended, self._records, is_own=others.is_own

@@ -15,6 +15,7 @@ from plait.gateway.metrics import FastCounter, FastHistogram
 from plait.policy.types import Slo
 
 JCT_BUCKETS_S = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+HELD_BYTES = "Bytes of values, generated texts, bodies of calls that have not ended, and recorded answers"
 HOLD_BUCKETS_S = (0.001, 0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 
@@ -76,21 +77,16 @@ class SessionCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         tenants = self._sessions.tenants.values()
-        gauges: dict[str, tuple[str, int]] = {
-            "program_sessions": ("Sessions of programs", len(self._sessions)),
-            "semantic_variables": ("Semantic variables", sum(tenant.variables for tenant in tenants)),
-            "held_calls": ("Calls that wait for inputs", sum(tenant.waiting_calls for tenant in tenants)),
-            "held_bytes": (
-                "Bytes of values, generated texts, bodies of calls that have not ended, and recorded answers",
-                sum(tenant.held_bytes for tenant in tenants),
-            ),
-            "recorded_answer_bytes": ("Bytes of recorded answers", sum(tenant.answer_bytes for tenant in tenants)),
-            "deleted_sessions": ("Ids of deleted sessions that are refused", len(self._sessions.deleted)),
-        }
-        for name, (text, value) in gauges.items():
-            gauge = GaugeMetricFamily(f"plait_{name}", text)
-            gauge.add_metric([], value)
-            yield gauge
+        gauges = [
+            ("program_sessions", "Sessions of programs", len(self._sessions)),
+            ("semantic_variables", "Semantic variables", sum(tenant.variables for tenant in tenants)),
+            ("held_calls", "Calls that wait for inputs", sum(tenant.waiting_calls for tenant in tenants)),
+            ("held_bytes", HELD_BYTES, sum(tenant.held_bytes for tenant in tenants)),
+            ("recorded_answer_bytes", "Bytes of recorded answers", sum(tenant.answer_bytes for tenant in tenants)),
+            ("deleted_sessions", "Ids of deleted sessions that are refused", len(self._sessions.deleted)),
+        ]
+        for name, text, value in gauges:
+            yield GaugeMetricFamily(f"plait_{name}", text, value)
         evicted = CounterMetricFamily(
             "plait_sessions_evicted", "Idle sessions evicted, by what their tenant needed", labels=["needed"]
         )

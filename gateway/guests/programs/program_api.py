@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from plait.backends.errors import GatewayStoppingError, ProgramTooLargeError
 from plait.backends.protocol.client_bodies import mended
 from plait.backends.protocol.openai import decode_body
-from plait.gateway.api.auth import KeyRing
+from plait.gateway.api.auth import KeyRing, key_of
 from plait.gateway.api.own_route import OwnRoute
 from plait.gateway.asgi import (
     EVENT_STREAM,
@@ -148,7 +148,9 @@ class ProgramApi:
             changed = asyncio.Event()
             route = PROGRAM_WITH_GETS if body.gets else PATH
             annotations = of_route(route, headers, ("session", "session", body.session))
-            incoming = Incoming(PATH, headers, raw, id_of(request.scope), loop_time_s(), tenant)
+            incoming = Incoming(
+                PATH, headers, raw, id_of(request.scope), loop_time_s(), tenant, key=key_of(request.scope)
+            )
             calls = await read_calls(self._chained.runner, body.calls, incoming, body.session)
             last = _last_gets(body, calls) if annotations.mark is not None else ()
             awaited = [

@@ -46,6 +46,6 @@ class ProgramCalls:
             raise
         else:
             if is_repeated:
-                self.refusals.no_call(incoming, None, status=held.answer.status)
+                self.refusals.no_call(incoming, held.problem, status=held.answer.status)
         finally:
             self.chained.left(held)

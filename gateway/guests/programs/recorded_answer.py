@@ -175,79 +175,52 @@ def _size_bytes(message: Message) -> int:
 
 
 class RecordedAnswer(MessageSink):
-    """The sink that records one answer for its followers. See `AnswerWindow` for `keeps` and `ledger`.
-
-    An answer with a status of 500 or above is held back, because the call may be delivered again. `fail` releases it.
-    """
+    """The sink that records one answer for its followers. See `AnswerWindow` for `keeps` and `ledger`."""
 
     def __init__(self, ledger: Ledger, *, keeps: bool) -> None:
-        super().__init__()
         self.status = 200
         """The answer's status, once it has begun."""
-        self._window = AnswerWindow(ledger, keeps=keeps)
-        self._held_back = False
+        self.window = AnswerWindow(ledger, keeps=keeps)
+        self.ended = False
         self._is_ahead = False  # the sink is full: a follower is too far behind
         self._seen = False  # a client has been sent more than comments
-        self._ended = False
         self._error: PlaitError | None = None
         self._waiting: list[asyncio.Future[bool]] = []
 
     @property
     def is_full(self) -> bool:
         """Whether a follower is more than `MAX_LAG_BYTES` behind, and has to read before more is written."""
-        return not (self._ended or self._held_back) and self._window.lag_bytes > MAX_LAG_BYTES
+        return not self.ended and self.window.lag_bytes > MAX_LAG_BYTES
 
     def put(self, message: Message) -> None:
         """Record a message of the response. Raises `PlaitError` beyond the tenant's limit."""
-        self._window.write(message)
+        self.window.write(message)
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            self._held_back = self.status >= 500
         else:
-            self._ended = not message.get("more_body", False)
+            self.ended = not message.get("more_body", False)
         self._is_ahead = self.is_full
         self._wake()
 
     def fail(self, error: PlaitError) -> None:
         """End the answer with an error, unless it has ended. In either case, the recording is not kept."""
-        if not self._ended:
-            self._ended, self._error = True, error
-        self._held_back = False
-        self._window.drop()
+        if not self.ended:
+            self.ended, self._error = True, error
+        self.window.drop()
         self._wake()
 
     def restore(self, messages: Iterable[Message]) -> None:
         for message in messages:
-            self._window.write(message)
-        self._ended = True
+            self.window.write(message)
+        self.ended = True
 
     def take_back(self) -> bool:
         """Discard the recording for a new delivery. False, and no effect, if a client has been sent a part of it."""
         if self._seen:
             return False
-        self._window.clear()
-        self._ended, self._held_back = False, False
+        self.window.clear()
+        self.ended = False
         return True
-
-    @property
-    def ended(self) -> bool:
-        return self._ended
-
-    @property
-    def kept(self) -> bool:
-        return self._window.keeps
-
-    @property
-    def buffered_bytes(self) -> int:
-        return self._window.buffered_bytes
-
-    @property
-    def lag_bytes(self) -> int:
-        return self._window.lag_bytes
-
-    def drop(self) -> None:
-        """Do not keep the recording. Present followers still get all of it."""
-        self._window.drop()
 
     async def follow(self, send: Send, headers: Headers, keep_alive_s: float | None = None) -> None:
         """Send the answer to a client as it comes. Raises `PlaitError` only while nothing has been sent.
@@ -257,7 +230,7 @@ class RecordedAnswer(MessageSink):
         status then becomes an error event.
         """
         follower = Follower()
-        self._window.followers[follower] = None
+        self.window.followers[follower] = None
         begun = refused = ended = False
         try:
             while not ended:
@@ -268,27 +241,29 @@ class RecordedAnswer(MessageSink):
                     continue
                 self._seen = True
                 is_head = message["type"] == "http.response.start"
+                ended = not is_head and not message.get("more_body", False)
                 if is_head and begun:
                     refused = message["status"] != 200
                 else:
                     await send({**message, "body": _event(message["body"])} if refused else message)
-                begun, ended = True, not is_head and not message.get("more_body", False)
+                begun = True
                 if _is_end(message):
                     keep_alive_s = None
-                self._window.was_sent(follower, message)
+                self.window.was_sent(follower, message)
                 self._wake()
         except PlaitError as error:
             if not begun:
                 raise
-            await send({"type": "http.response.body", "body": _event(error.body())})
+            if not ended:
+                await send({"type": "http.response.body", "body": _event(error.body())})
         finally:
-            self._window.leave(follower)
+            self.window.leave(follower)
             self._wake()
 
     async def _next(self, follower: Follower, within_s: float | None) -> Message | None:
         """Wait for a follower's next message; None after `within_s`. Raises the error of a failed answer."""
         until_s = None if within_s is None else asyncio.get_running_loop().time() + within_s
-        while (message := self._window.next(follower)) is None or self._held_back:
+        while (message := self.window.next(follower)) is None:
             if self._error is not None:
                 raise self._error
             if not await self._changes(until_s):
@@ -312,8 +287,8 @@ class RecordedAnswer(MessageSink):
     def _wake(self) -> None:
         if self._is_ahead and not self.is_full:
             self._is_ahead = False
-            if self._on_room is not None:
-                self._on_room()
+            if self.on_room is not None:
+                self.on_room()
         if self._waiting:
             waiting, self._waiting = self._waiting, []
             for waiter in waiting:
@@ -343,7 +318,6 @@ class HeldEnd(MessageSink):
     """
 
     def __init__(self, answer: RecordedAnswer, record: Unrecorded, *, is_whole: bool) -> None:
-        super().__init__()
         self._to = answer
         self._record = record
         self._is_whole = is_whole

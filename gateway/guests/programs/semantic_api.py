@@ -17,8 +17,8 @@ from starlette.types import ASGIApp
 from plait.backends.errors import CallerError, FailedDependencyError, NotFoundError
 from plait.backends.protocol.client_bodies import mended
 from plait.backends.protocol.openai import decode_body
-from plait.gateway.api.auth import KeyRing
-from plait.gateway.api.own_route import OwnRoute
+from plait.gateway.api.auth import KeyRing, key_of
+from plait.gateway.api.own_route import OwnRoute, json_answer
 from plait.gateway.asgi import id_of
 from plait.gateway.calls.annotations import TAKEN, Annotations, Given, of_route
 from plait.gateway.calls.call_reader import Incoming
@@ -234,7 +234,9 @@ class SemanticApi:
         with self._bodies.open(request.scope, tenant) as open_body:
             raw = await open_body.read(request.receive, headers)
         body, raw = mended(decode_body, raw, _SUBMIT)
-        incoming = Incoming("/v1/submit", headers, raw, id_of(request.scope), loop_time_s(), tenant)
+        incoming = Incoming(
+            "/v1/submit", headers, raw, id_of(request.scope), loop_time_s(), tenant, key=key_of(request.scope)
+        )
         asked = await read_submission(self._chained.runner.reader, incoming, body, body.session_id)
         await self._entrance.whole(tenant, body.session_id)
         durable = asked.annotations.durable is not False
@@ -332,8 +334,4 @@ def _state(session: Session, variable: str) -> dict[str, Any]:
 
 async def _stored(session: Session, value: object) -> Response:
     """An answer with `value`, after the commit of the session's events; a header says if they cannot be stored."""
-    return await session.record.once_stored(_json(value), unstored_response)
-
-
-def _json(value: object) -> Response:
-    return Response(msgspec.json.encode(value), media_type="application/json")
+    return await session.record.once_stored(json_answer(value), unstored_response)

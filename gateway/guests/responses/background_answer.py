@@ -32,7 +32,6 @@ class BackgroundAnswer(MessageSink):
     """
 
     def __init__(self, fields: Mapping[str, Any], identity: Identity, ledger: Ledger) -> None:
-        super().__init__()
         self._fields = fields
         self._identity = identity
         self._ledger = ledger
@@ -52,13 +51,15 @@ class BackgroundAnswer(MessageSink):
         self._refusal = b""
 
     def put(self, message: Message) -> None:
-        """Raises `PlaitError` beyond the tenant's limit."""
+        """Raises `PlaitError` beyond the tenant's limit, and for an event that cannot be translated."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             self._is_stream = self._status == 200 and is_event_stream(message["headers"])
         elif self._is_stream:
             told = self._translator.told(message.get("body", b""))
             self._add([event for event in told if not event.startswith(b":")])
+            if self._translator.problem is not None:
+                raise self._translator.problem
         else:
             self._refusal += message.get("body", b"")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -76,8 +75,7 @@ class ResponsesApi:
             return FollowedResponse(owner.answer, headers, number, self._keep_alive_s)
         answer = self._stored.get(*named, loop_time_s()).answer
         _check_background(answer, "streamed again")
-        written = await self._bodies.turns.run(named.tenant, _written(replayed(msgspec.json.decode(answer))))
-        events = events_from(number, written)
+        events = events_from(number, await self._bodies.turns.run(named.tenant, _events_of(answer)))
         events = await self._stored.once_stored(*named, events, unstored_events, in_background=True)
         response = Response(b"".join(events))
         response.raw_headers[:0] = EVENT_STREAM
@@ -198,9 +196,10 @@ def _first_number(request: Request) -> int:
     return int(after) + 1
 
 
-def _written(events: Iterable[Mapping[str, Any]]) -> Pieces[list[bytes]]:
+def _events_of(answer: bytes) -> Pieces[list[bytes]]:
+    """Read a stored response, which may have megabytes, and write its events."""
     written = []
-    for event in events:
+    for event in replayed(msgspec.json.decode(answer)):
         written.append(write_event(event))
         yield
     return written

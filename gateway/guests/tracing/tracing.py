@@ -8,9 +8,10 @@ from time import time
 from typing import Final
 from zlib import crc32
 
+from plait.backends.http.body import Body
 from plait.gateway.asgi import Headers
 from plait.gateway.calls.call import NO_SLOT
-from plait.gateway.calls.delivery import Delivery
+from plait.gateway.calls.delivery import Companion, Delivery
 from plait.gateway.config.sections import TracingConfig
 from plait.gateway.guests.programs.core.session import Session
 from plait.gateway.guests.programs.core.sessions import Sessions
@@ -147,7 +148,7 @@ class Tracing:
 
 
 @dataclass(frozen=True, slots=True)
-class TracedCall:
+class TracedCall(Companion):
     """The companion of one call."""
 
     tracing: Tracing
@@ -155,10 +156,10 @@ class TracedCall:
     span_id: int
     parent_id: int
 
-    def sent(self, headers: Headers, delivery: Delivery) -> Headers:
-        """The headers of the next attempt, whose engine goes on with its span."""
+    def sent(self, headers: Headers, body: Body, delivery: Delivery) -> tuple[Headers, Body]:
+        """With the header by which the engine goes on with the next attempt's span."""
         number = len(delivery.tried)
-        return with_parent(headers, self.trace_id, attempt_id(self.trace_id, delivery.call.call_id, number))
+        return with_parent(headers, self.trace_id, attempt_id(self.trace_id, delivery.call.call_id, number)), body
 
     def ended(self, delivery: Delivery) -> None:
         self.tracing.ended(delivery, self)

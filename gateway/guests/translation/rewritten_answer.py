@@ -8,8 +8,8 @@ from typing import Final
 
 from plait.backends.errors import ContextLengthError
 from plait.backends.protocol.api_errors import ApiErrors
+from plait.backends.translation.answer_translator import TurnTranslator
 from plait.backends.translation.chat_answer import Usage
-from plait.backends.translation.translation import AnswerTranslator
 from plait.gateway.answers.error_texts import error_of
 from plait.gateway.asgi import ClientSink, ClientStage, Headers
 
@@ -34,7 +34,7 @@ class TranslatedAnswer(ClientStage):
     """Translates the answer to a request that was translated to a chat, without the request's fields in `ignored`."""
 
     def __init__(
-        self, to: ClientSink, translator: AnswerTranslator, errors: ApiErrors, ignored: Sequence[str] = ()
+        self, to: ClientSink, translator: TurnTranslator, errors: ApiErrors, ignored: Sequence[str] = ()
     ) -> None:
         super().__init__(to)
         self._translator = translator
@@ -53,6 +53,21 @@ class TranslatedAnswer(ClientStage):
         body = self._translator.whole(bytes(body)) if status == 200 else self.error(status, bytes(body))
         kept = [item for item in self.head(headers) if item[0] not in _OF_THE_BODY]
         self._to.whole(status, [*kept, _JSON], body)
+
+    def write(self, body: bytes) -> None:
+        """Raises the `EngineError` of an event that cannot be translated. The client has an error event for it."""
+        super().write(body)
+        self._check()
+
+    def end(self, body: bytes = b"") -> None:
+        """Raises the same."""
+        super().end(body)
+        self._check()
+
+    def _check(self) -> None:
+        problem, self._translator.problem = self._translator.problem, None
+        if problem is not None:
+            raise problem
 
     def head(self, headers: Headers) -> Headers:
         """The engine's headers, and the header that lists the fields that were left out of the request."""

@@ -17,7 +17,7 @@ from plait.backends.errors import CallerError
 from plait.backends.protocol.openai import ChatRequest, decode_body, parse_request
 from plait.backends.translation.fields import ENGINE_SPEAKS_CHAT, InexpressibleError
 from plait.backends.translation.messages_request import BUDGET
-from plait.backends.translation.translation import TRANSLATIONS, Translation
+from plait.backends.translation.translation import COUNT_PATH, TRANSLATIONS, Translation
 from plait.gateway.api.call_api import Answer, CompletionApi, parsed
 from plait.gateway.api.refusals import Refusals
 from plait.gateway.asgi import ClientSink, ClientStage, Headers, check_client
@@ -32,7 +32,6 @@ from plait.gateway.intake.open_bodies import OpenBody
 Fields = dict[str, Any]
 
 MESSAGES_PATH: Final = "/v1/messages"
-COUNT_PATH: Final = "/v1/messages/count_tokens"
 
 _SEAL: Final = MARK.encode()
 _FIELDS: msgspec.json.Decoder[Fields] = msgspec.json.Decoder(Fields)

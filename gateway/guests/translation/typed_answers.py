@@ -14,7 +14,7 @@ from plait.backends.errors import EngineBrokenError, EngineError
 from plait.backends.protocol.api_errors import MESSAGE_ERRORS, RESPONSE_ERRORS, ApiErrors
 from plait.backends.protocol.json_constants import without_constants
 from plait.gateway.answers.completions import (
-    CompletionForm,
+    AnswerForm,
     EventStream,
     UsageBounds,
     WholeAnswer,
@@ -131,7 +131,7 @@ def usage_of_message(usage: object) -> object:
     }
 
 
-class TypedForm(CompletionForm):
+class TypedForm(AnswerForm):
     """Objects and typed events. Neither is made of the other: engines with these routes know `stream`."""
 
     def assembled(self, engine_id: str, events: bytes) -> bytes:  # noqa: ARG002
@@ -145,6 +145,7 @@ class ResponseForm(TypedForm):
     """Objects and events of `/v1/responses`."""
 
     errors: ApiErrors = RESPONSE_ERRORS
+    token_mark = b'.delta"'
 
     def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
         """Read an answer. Its status has to be `completed` or `incomplete`."""
@@ -168,6 +169,7 @@ class MessageForm(TypedForm):
     """Objects and events of `/v1/messages`."""
 
     errors: ApiErrors = MESSAGE_ERRORS
+    token_mark = b"event: content_block_delta"
 
     def whole(self, engine_id: str, answer: bytes | bytearray, bounds: UsageBounds) -> WholeAnswer:
         """Read an answer, which has to have a stop reason."""

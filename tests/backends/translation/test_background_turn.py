@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plait.backends.protocol.api_errors import write_event
-from plait.backends.translation.answer_translator import Identity, TurnTranslator
+from plait.backends.protocol.api_errors import Event, write_event
+from plait.backends.translation.answer_translator import Identity, Part, TurnTranslator
 from plait.backends.translation.background_turn import BackgroundTurn, replayed
 from tests.backends.translation.chat_answers import chunk, error, message, stream
 from tests.backends.translation.event_grammars import events
@@ -64,6 +65,21 @@ def test_a_token_with_logprobs_is_an_event() -> None:
     assert told([at_once, b"data: [DONE]\n\n"], top_logprobs=1) == (first, response)
     assert [event["delta"] for event in first if event["type"] == "response.output_text.delta"] == ["a", "b", "c"]
     assert again(response) == first
+
+
+def test_the_events_of_a_long_text_are_made_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once = chunk([{"index": 0, "delta": {"content": "abc" * 1000}, "logprobs": {"content": LOGPROBS * 1000}}])
+    _, response = told([at_once, b"data: [DONE]\n\n"], top_logprobs=1)
+    made, take = list[int](), BackgroundTurn.take
+
+    def counted(turn: BackgroundTurn, part: Part) -> Iterable[Event]:
+        taken = list(take(turn, part))
+        made.append(len(taken))
+        return taken
+
+    monkeypatch.setattr(BackgroundTurn, "take", counted)
+    assert len(list(replayed(response))) > 3000
+    assert max(made) == 3  # the first begins the item and its content
 
 
 @pytest.mark.parametrize("parts", [[], stream(message("a text of some length"))[:4]], ids=["queued", "begun"])

@@ -10,7 +10,6 @@ from openai.types.chat import ChatCompletionMessageParam
 from pydantic import TypeAdapter
 
 from plait.backends.errors import CallerError
-from plait.backends.translation.messages import MessagesTranslation
 from plait.backends.translation.translation import TRANSLATIONS
 
 ANTHROPIC = TRANSLATIONS["/v1/messages"]
@@ -162,12 +161,11 @@ def test_fields_of_anthropics_own_are_left_out_and_others_stay() -> None:
 
 
 def test_a_count_needs_no_limit() -> None:
-    translation = MessagesTranslation()
-    counted = translation.to_count({"model": "m", "system": "s", "messages": [HI], "tools": [LOOK]})
+    counted = ANTHROPIC.to_count({"model": "m", "system": "s", "messages": [HI], "tools": [LOOK]})
     assert counted["messages"] == [{"role": "system", "content": "s"}, HI]
     assert len(counted["tools"]) == 1
     assert "max_tokens" not in counted
-    assert json.loads(translation.counted(7)) == {"input_tokens": 7}
+    assert json.loads(ANTHROPIC.counted(7)) == {"input_tokens": 7}
 
 
 @pytest.mark.parametrize(

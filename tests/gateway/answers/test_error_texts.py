@@ -22,6 +22,7 @@ from plait.gateway.answers.error_texts import ErrorText, error_of, error_text
         (b'{"error":"too long"}', ErrorText(message="too long")),
         (b'{"error":{"detail":"too long"}}', ErrorText(message="too long")),
         (b'{"error":{"message":""},"message":"too long"}', ErrorText(is_openai=True)),
+        (b'{"error":{"message":"%b"}}' % (b"l" * 10_000), ErrorText(message="l" * 300 + "...")),
         (b'{"errors":["too long","too hot"]}', ErrorText(message="too long; too hot")),
         (b'"too long"', ErrorText(message="too long")),
         (b"too long\n", ErrorText(message="too long")),

@@ -110,7 +110,7 @@ def test_a_whole_answer_says_its_usage(form: AnswerForm, body: Any, usage: CallU
 
 
 def test_vectors_may_come_as_bytes() -> None:
-    assert OBJECT.whole("a", b"\x00\xff NaN", UNKNOWN) == WholeAnswer()
+    assert OBJECT.whole("a", b"\x00\xff NaN", UNKNOWN) == WholeAnswer(is_not_json=True)
 
 
 def test_clients_get_no_numbers_that_json_lacks() -> None:

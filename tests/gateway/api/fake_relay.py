@@ -18,6 +18,7 @@ from plait.gateway.calls.call_reader import CallReader, PromptReader
 from plait.gateway.calls.delivery import Delivery
 from plait.gateway.calls.gate import Gate
 from plait.gateway.calls.metrics import CallMetrics
+from plait.gateway.calls.outgoing import Recipient
 from plait.gateway.calls.records import CallRecords
 from plait.gateway.calls.relay import Relay
 from plait.gateway.config.sessions import SessionsConfig
@@ -51,7 +52,7 @@ HI = [{"role": "user", "content": "hi"}]
 
 def body_for(asked: Asked, kind: str | None = None) -> bytes:
     """What an engine of this kind gets."""
-    body = asked.body.for_engine(kind, asked.call, Placement("a", PlacementReason.EXPLORE, 0, 0), 0.0)
+    body = asked.body.for_engine(Recipient(kind, asked.call, Placement("a", PlacementReason.EXPLORE, 0, 0), 0.0))
     assert isinstance(body, bytes)
     return body
 

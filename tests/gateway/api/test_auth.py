@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import sys
+import time
 from contextlib import suppress
+from hashlib import sha256
+from math import inf
+from types import FrameType
 
 import pytest
 from starlette.types import Scope
 
 from plait.backends.errors import AuthenticationError
 from plait.gateway.admission.tenants import TenantIds
-from plait.gateway.api.auth import KeyRing
+from plait.gateway.api.auth import IssuedKey, IssuedKeys, KeyRing
 from plait.gateway.asgi import ON_KNOWN
 from plait.gateway.config.sections import TenantConfig
 from plait.gateway.others import ADMIN_KEY, CHECKED, Checked

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from plait.backends.translation.translation import COUNT_PATH
 from plait.gateway.calls.routes import CHAT_PATH, KINDS
-from plait.gateway.guests.translation.translated_api import COUNT_PATH
 from plait.gateway.timer import loop_time_s
 from tests.call_routes import ROUTES, TRANSLATED
 from tests.client_requests import Sent, odd, recorded

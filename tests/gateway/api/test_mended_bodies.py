@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from plait.backends.translation.translation import COUNT_PATH
 from plait.gateway.fleet.served_models import ModelNames
 from plait.gateway.guests.responses.background_call import RESPONSES_PATH
-from plait.gateway.guests.translation.translated_api import COUNT_PATH, MESSAGES_PATH
+from plait.gateway.guests.translation.translated_api import MESSAGES_PATH
 from tests.call_routes import ROUTES
 from tests.gateway.api.fake_relay import CHAT, CHAT_ANSWER, HI, Api, body_for
 from tests.gateway.guests.programs.chained_gateway import served_calls

@@ -98,7 +98,7 @@ def has_let_go(made: Gateway) -> None:
     assert made.relay.silent_streams._told_s == {}
     assert made.relay._objectives._deliveries == {}
     assert made.relay._attempts._faults.doubts == {}
-    assert made.gate.admission.use("").running == 0
+    assert made.gate.admission._uses[""].running == 0
     assert made.router.retries._retrying["m"] == 0
     assert made.router.engines["a"].view.outstanding == 0
     assert made.open_answers.buffered_bytes == 0

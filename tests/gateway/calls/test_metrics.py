@@ -9,10 +9,10 @@ from plait.gateway.calls.metrics import CallMetrics
 from plait.gateway.calls.outgoing import OutgoingBody
 from plait.gateway.fleet.booking import CallUsage
 from plait.gateway.fleet.router import Router
-from plait.gateway.metrics import FastCounter, exposition, new_registry
+from plait.gateway.metrics import FastCounter, new_registry
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.types import Call, Slo
-from tests.gateway.exposed import samples
+from tests.gateway.exposed import exposed_text, samples
 
 COSTS = CostModel(PiecewiseLinear(((0, 0.010),), 0.001), 0.0, 0.0, 0.0, LongAttention())
 LABELS = 'engine="a",model="m"'
@@ -140,8 +140,8 @@ def test_a_fast_counter_shows_what_a_counter_of_prometheus_client_shows() -> Non
     counter = Counter("plait_x", "A text", ["model", "engine"], registry=theirs)
     fast = FastCounter("plait_x", "A text", ["model", "engine"])
     ours.register(fast)
-    assert exposition(ours) == exposition(theirs)
+    assert exposed_text(ours) == exposed_text(theirs)
     for engine_id, amount in (("a", 1.0), ("b\n", 64.0), ("a", 0.0), ("a", 2.0)):
         counter.labels("m", engine_id).inc(amount)
         fast.of["m", engine_id].inc(amount)
-    assert exposition(ours) == exposition(theirs)
+    assert exposed_text(ours) == exposed_text(theirs)

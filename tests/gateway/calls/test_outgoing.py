@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from plait.backends.protocol.openai import ChatRequest, CompletionRequest, parse_request
-from plait.gateway.calls.outgoing import FIELDS, STREAM_INTERVAL, OutgoingBody, unhurried
+from plait.gateway.calls.outgoing import FIELDS, STREAM_INTERVAL, OutgoingBody, Recipient, unhurried
 from plait.gateway.fleet.tokenizer_agreement import AGREED, UNKNOWN, Agreement
 from plait.policy.types import Call, Objective, Placement, PlacementReason, Slo
 
@@ -25,18 +25,22 @@ def chat(more: bytes = b"", **changes: Any) -> OutgoingBody:
     return OutgoingBody(body, request, **{"cache_salt": request.cache_salt, **changes})
 
 
+def to(kind: str | None, agreement: Agreement = AGREED, *, call: Call = CALL) -> Recipient:
+    return Recipient(kind, call, PLACEMENT, 0.25, agreement=agreement)
+
+
 def sent(body: OutgoingBody, kind: str | None, call: Call = CALL) -> dict[str, Any]:
-    decoded: dict[str, Any] = msgspec.json.decode(body.for_engine(kind, call, PLACEMENT, 0.25))
+    decoded: dict[str, Any] = msgspec.json.decode(body.for_engine(to(kind, call=call)))
     return decoded
 
 
 def test_an_engine_without_our_plugin_gets_the_very_bytes() -> None:
     body = chat()
-    assert body.for_engine(None, CALL, PLACEMENT, 0.25) is body.original
+    assert body.for_engine(to(None)) is body.original
 
 
 def test_what_has_to_change_leaves_every_other_field_as_it_was_written() -> None:
-    rewritten = chat(b',"plait":{"priority":1},"stream":true').for_engine(None, CALL, PLACEMENT, 0.25)
+    rewritten = chat(b',"plait":{"priority":1},"stream":true').for_engine(to(None))
     assert b'"vendor":{"x":[1 , 2.50]}' in rewritten
     assert b'"messages":[{"role":"user","content":"\\u00e9"}]' in rewritten
     decoded = msgspec.json.decode(rewritten)
@@ -52,7 +56,7 @@ def test_each_engine_that_is_tried_gets_the_same_whether_or_not_the_fields_were_
     tries: tuple[str | None, ...] = ("embedded", kind)
     once, read = chat(more), chat(more, fields=FIELDS.decode(CHAT % more))
     for tried in tries:
-        assert read.for_engine(tried, CALL, PLACEMENT, 0.25) == once.for_engine(tried, CALL, PLACEMENT, 0.25)
+        assert read.for_engine(to(tried)) == once.for_engine(to(tried))
 
 
 @pytest.mark.parametrize(
@@ -150,22 +154,22 @@ def test_vllm_sends_several_tokens_at_a_time_of_a_stream_that_nobody_watches(kin
 def test_a_priority_means_the_same_on_every_engine(kind: str | None, priority: int) -> None:
     """Lower first, as vLLM has it."""
     body = b'{"model": "m", "prompt": "x", "priority": 5}'
-    sent = OutgoingBody(body, parse_request(body, CompletionRequest)).for_engine(kind, CALL, PLACEMENT, 0.0)
+    sent = OutgoingBody(body, parse_request(body, CompletionRequest)).for_engine(to(kind))
     assert json.loads(sent)["priority"] == priority
 
 
 def test_usage_that_goes_with_each_event_is_left_out_where_the_client_gets_none() -> None:
     """The client did not ask for the last usage, so it is not to get it with each event either."""
     body = b'{"model":"m","prompt":"x","stream":true,"stream_options":{"continuous_usage_stats":true}}'
-    withheld = OutgoingBody(body, parse_request(body, CompletionRequest)).for_engine(None, CALL, PLACEMENT, 0.0)
+    withheld = OutgoingBody(body, parse_request(body, CompletionRequest)).for_engine(to(None))
     assert json.loads(withheld)["stream_options"] == {"include_usage": True}
     asked = body.replace(b"true}}", b'true,"include_usage":true}}')
-    assert OutgoingBody(asked, parse_request(asked, CompletionRequest)).for_engine(None, CALL, PLACEMENT, 0.0) == asked
+    assert OutgoingBody(asked, parse_request(asked, CompletionRequest)).for_engine(to(None)) == asked
 
 
 def text(agreement: Agreement, kind: str = "vllm") -> dict[str, Any]:
     body = OutgoingBody(TEXT, parse_request(TEXT, CompletionRequest), [[11, 12]])
-    decoded: dict[str, Any] = msgspec.json.decode(body.for_engine(kind, CALL, PLACEMENT, 0.0, agreement=agreement))
+    decoded: dict[str, Any] = msgspec.json.decode(body.for_engine(to(kind, agreement)))
     return decoded
 
 
@@ -179,7 +183,7 @@ def test_an_engine_with_another_tokenizer_gets_the_text(kind: str) -> None:
 
 def test_an_engine_with_another_template_renders_chats_itself() -> None:
     def ids(agreement: Agreement) -> object:
-        body = chat(prompt_ids=[[11, 12]]).for_engine("sglang", CALL, PLACEMENT, 0.0, agreement=agreement)
+        body = chat(prompt_ids=[[11, 12]]).for_engine(to("sglang", agreement))
         return msgspec.json.decode(body).get("input_ids")
 
     assert ids(AGREED) == [11, 12]

@@ -289,7 +289,7 @@ async def test_a_defect_at_the_end_of_a_call_is_told_to_whoever_began_it(monkeyp
         monkeypatch.setattr(made.router, "settle", defective)
         with pytest.raises(RuntimeError, match="a defect"):
             await made.deliver(Client())
-        assert made.gate.admission.use("").running == 0
+        assert made.gate.admission._uses[""].running == 0
         assert made.outcomes() == {}, "it is in no engine's books, or twice"
 
 

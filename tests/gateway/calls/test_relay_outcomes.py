@@ -13,8 +13,10 @@ import pytest
 
 from plait.backends.errors import EngineError, EngineTimeoutError
 from plait.gateway.answers.completion_text import TextTap
-from plait.gateway.asgi import AsgiSink
+from plait.gateway.answers.other_answers import OBJECT
+from plait.gateway.asgi import AsgiSink, Headers
 from plait.gateway.fleet.health import HealthState
+from plait.gateway.guests.translation.typed_answers import MESSAGE
 from plait.policy.types import Call
 from tests.gateway.calls.scripted_engines import (
     DONE,

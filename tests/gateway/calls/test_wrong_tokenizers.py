@@ -21,6 +21,7 @@ from plait.backends.tokenization.rendered_fields import Renderers
 from plait.gateway.calls.annotations import Annotations
 from plait.gateway.calls.call import Asked
 from plait.gateway.calls.call_reader import CallReader, Incoming, PromptReader
+from plait.gateway.calls.outgoing import Recipient
 from plait.gateway.calls.routes import CHAT_PATH
 from plait.gateway.config.sections import Config, ModelConfig
 from plait.gateway.fleet.health import Offer
@@ -58,7 +59,7 @@ class Sent:
     def body(self, server: Server, agreement: Agreement) -> dict[str, Any]:
         """What the engine gets."""
         wanted = self.wanted
-        body = wanted.body.for_engine(server.kind, wanted.call, PLACEMENT, 0.0, agreement=agreement)
+        body = wanted.body.for_engine(Recipient(server.kind, wanted.call, PLACEMENT, 0.0, agreement=agreement))
         assert isinstance(body, bytes)
         decoded: dict[str, Any] = json.loads(body)
         return decoded

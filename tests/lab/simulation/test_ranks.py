@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import inf
 
 import pytest
 from hypothesis import given, settings
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 
 from plait.gateway.fleet.router import Router
 from plait.lab.embedded.engine import Engine, EngineSettings, Step
-from plait.lab.embedded.lockstep import Lockstep
 from plait.lab.embedded.hash_chain import HashChain
+from plait.lab.embedded.lockstep import Lockstep
 from plait.lab.embedded.ranks import Ranks
 from plait.lab.simulation.compare import Experiment, after_warm_up, prepare, simulate, summarise
 from plait.lab.simulation.simulate import CallRecord, Prompt, SimulatedCall, Simulation
@@ -96,14 +97,15 @@ def test_each_call_is_computed_by_one_rank(asked: list[Asked], balanced: bool, l
 @settings(max_examples=20)
 @given(asked=asked)
 def test_a_server_of_one_rank_is_an_engine(asked: list[Asked]) -> None:
+    """Calls are sent as they come: a server that balances reports no cache, by which the gateway holds them."""
     runs = []
     for in_lockstep, is_balanced in ((False, False), (True, False), (False, True)):
         only = engine("engine")
         router = Router("round_robin")
         router.add_engine("engine", COST, kv_tokens=16_000)
         known: dict[str, Engine | Ranks] = {"engine": Ranks([only]) if is_balanced else only}
-        simulation = Simulation(router, known, "m", lockstep=[Lockstep([only])] if in_lockstep else [])
-        records = simulation.run(calls_of(asked))
+        lockstep = [Lockstep([only])] if in_lockstep else []
+        records = Simulation(router, known, "m", lockstep=lockstep, ahead_s=inf).run(calls_of(asked))
         runs.append([replace(record, predicted_cached_tokens=0, reason="") for record in records])
     assert runs[0] == runs[1] == runs[2]
 

@@ -107,9 +107,6 @@ class Promise(msgspec.Struct, frozen=True):
     since_s: float
     """The zero of the SLO's times: when the call was ready, or when a later get or call changed its objective."""
 
-    def slo_from(self, zero_s: float) -> Slo | None:
-        return None if self.slo is None else self.slo.from_zero(self.since_s - zero_s)
-
 
 class ReadyCall(msgspec.Struct, frozen=True):
     """A ready call's input values and objectives. The SLO's times count from `ready_s` (docs/design/clocks.md)."""

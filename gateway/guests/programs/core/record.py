@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
@@ -158,8 +158,8 @@ class Unrecorded:
 UNRECORDED = Unrecorded()
 
 
-class Records(Protocol):
-    """The log of all sessions."""
+class Records:
+    """The log of all sessions. This class is for a gateway without one, which records nothing."""
 
     def freeze(self) -> None:
         """Write nothing from now on: the end of the process must not end its sessions."""
@@ -170,23 +170,9 @@ class Records(Protocol):
     def make(self, tenant: str, session_id: str) -> None:
         """Rebuild the session from its record, if it has one and is not in memory yet."""
 
-    def new(self, tenant: str, session_id: str, *, durable: bool) -> Unrecorded:
+    def new(self, tenant: str, session_id: str, *, durable: bool) -> Unrecorded:  # noqa: ARG002
         """The record of a new session. Raises `PlaitError` if a durable one is wanted and the store is out of reach."""
+        return UNRECORDED
 
     def forgotten(self, tenant: str, session_id: str) -> None:
         """The id of a deleted session is not refused any more: drop it from the log."""
-
-
-class InMemory:
-    """Records nothing."""
-
-    def freeze(self) -> None: ...
-
-    def check(self) -> None: ...
-
-    def make(self, tenant: str, session_id: str) -> None: ...
-
-    def new(self, _tenant: str, _session_id: str, *, durable: bool) -> Unrecorded:  # noqa: ARG002 - a Records
-        return UNRECORDED
-
-    def forgotten(self, tenant: str, session_id: str) -> None: ...

@@ -17,7 +17,7 @@ from uuid import uuid4
 from plait.backends.errors import NotFoundError, PlaitError, SessionEndedError, ValueTooLargeError
 from plait.gateway.config.sessions import SessionsConfig
 from plait.gateway.guests.programs.core.held_call import HeldCall
-from plait.gateway.guests.programs.core.record import InMemory, Records
+from plait.gateway.guests.programs.core.record import Records
 from plait.gateway.guests.programs.core.session import Getter, Session, Tenant
 from plait.gateway.guests.programs.core.session_errors import too_many
 from plait.policy.programs.request_graph_state import CallState, VariableState
@@ -172,7 +172,7 @@ class Sessions:
         is_own: Callable[[str, str], bool] = lambda _tenant, _session_id: True,
     ) -> None:
         self.limits = limits
-        self._records = records or InMemory()
+        self._records = records or Records()
         self.tenants: dict[str, Tenant] = {}
         self.deleted = DeletedSessions(limits.max_sessions, self._records.forgotten)
         self.evicted: Counter[str] = Counter()

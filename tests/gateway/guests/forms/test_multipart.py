@@ -97,7 +97,7 @@ async def test_the_fields_are_those_of_engines_wherever_it_is_cut(
     assert data[at : at + len(value)] == value
     upload = Upload()
     await upload.add(data)
-    renamed = MultipartBody(Form(upload, found["model"]), "other").for_engine()
+    renamed = MultipartBody(Form(upload, found["model"]), "other").for_engine(None)
     assert not isinstance(renamed, bytes)
     assert b"".join(renamed.slices()) == data[:at] + b"other" + data[at + len(value) :]
     assert len(renamed) == len(data) - len(value) + 5

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
+import pytest
 
-from plait.backends.errors import EngineError
+from plait.backends.errors import EngineError, EngineGarbledError
 from plait.backends.translation.answer_translator import Identity
 from plait.gateway.asgi import Nowhere
 from plait.gateway.guests.programs.recorded_answer import KEEP_ALIVE
@@ -20,9 +20,9 @@ from tests.waiting import WITHIN_S
 class Reader(Nowhere):
     """A client that has no room while it `is_full`."""
 
+    is_full = False
+
     def __init__(self) -> None:
-        self.is_full = False
-        self.on_room: Callable[[], None] | None = None
         self.written: list[bytes] = []
         self.commented = asyncio.Event()
 
@@ -132,3 +132,15 @@ async def test_a_reader_that_comes_after_the_end_gets_the_end_and_nothing_more()
 
 def test_a_reader_beyond_the_end_gets_the_last_event() -> None:
     assert events_from(9, [b"1", b"2"]) == [b"2"]
+
+
+def test_an_event_that_cannot_be_translated_is_the_engines_failure() -> None:
+    answer = begun()
+    answer.write(chunk("one"))
+    with pytest.raises(EngineGarbledError):
+        answer.write(b'data: {"choices": [{"te\n\n')
+    assert json.loads(answer.response)["status"] == "failed"
+    answer.take_back()
+    answer.start(200, [(b"content-type", b"text/event-stream")])
+    answer.write(chunk("one", "stop") + b"data: [DONE]\n\n")
+    assert (answer.problem, json.loads(answer.response)["status"]) == (None, "completed")

@@ -9,7 +9,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from plait.backends.errors import LimitError, ValueTooLargeError
+from plait.backends.errors import LimitError, NoEngineError, ValueTooLargeError
+from plait.gateway.calls.call import Ending
+from plait.gateway.calls.delivery import Delivery
 from plait.gateway.guests.programs.chained_calls import ChainedCalls
 from plait.gateway.guests.programs.recorded_answer import KEEP_ALIVE
 from plait.gateway.timer import loop_time_s
@@ -22,6 +24,18 @@ from tests.gateway.guests.programs.chained_gateway import CHAT, Served, events, 
 async def served() -> AsyncIterator[Served]:
     async with served_calls() as served:
         yield served
+
+
+class Ends:
+    """Reads how requests ended that were no calls of their own."""
+
+    def __init__(self) -> None:
+        self.seen: list[Ending] = []
+
+    def ended(self, delivery: Delivery) -> None: ...
+
+    def no_call(self, ending: Ending) -> None:
+        self.seen.append(ending)
 
 
 # Held and woken.
@@ -143,6 +157,36 @@ async def test_a_failed_call_may_be_sent_again(served: Served) -> None:
     assert again.text == "x"
 
 
+@pytest.mark.parametrize("has_begun", [False, True], ids=["only comments", "a part of it"])
+async def test_a_repetition_of_a_stream_that_fails_is_no_success(has_begun: bool) -> None:
+    async with served_calls(keep_alive_s=0.001) as served:
+        served.engine.holdings.read_by(ends := Ends())
+        exchanges = [await served.chat("Write", output="code", stream=True) for _ in range(2)]
+        for exchange in exchanges:
+            await exchange.begun.wait()
+        await (served.engine.break_off("Write", "x =") if has_begun else served.engine.lose("Write"))
+        await settle()
+        assert [exchange.status for exchange in exchanges] == [200, 200]
+        assert b'"error"' in exchanges[1].body
+        assert [(one.outcome, one.status, one.code) for one in ends.seen] == [("refused", 200, "engine_error")]
+
+
+async def test_a_repetition_of_a_stream_that_the_gateway_ends_is_no_success() -> None:
+    async with served_calls(keep_alive_s=0.001) as served:
+        served.engine.holdings.read_by(ends := Ends())
+        exchanges = [await served.chat("Write", output="code", stream=True) for _ in range(2)]
+        for exchange in exchanges:
+            await exchange.begun.wait()
+        asked, _, ended = served.engine.running["Write"]
+        error = NoEngineError("no engine is up", retry_after_s=1.0)
+        assert asked.slot.begins_anew is not None
+        assert not asked.slot.begins_anew(Ending("no_engine", 503, error=error))
+        ended.set_exception(error)
+        await settle()
+        assert b'"error"' in exchanges[1].body
+    assert [(one.outcome, one.status, one.code) for one in ends.seen] == [("no_engine", 200, "no_engine_available")]
+
+
 async def test_an_answer_that_is_not_kept_cannot_be_repeated() -> None:
     async with served_calls(max_held_bytes=2_000) as served:
         first = await served.chat("Write", output="code")
@@ -175,12 +219,13 @@ async def test_a_lost_engine_fails_what_follows_with_the_chain_of_causes(served:
     assert late.refusal == (424, "input_failed")
 
 
-async def test_a_refusal_reaches_the_client_as_the_engine_made_it(served: Served) -> None:
+@pytest.mark.parametrize("status", [400, 501, 529])
+async def test_a_refusal_reaches_the_client_as_the_engine_made_it(served: Served, status: int) -> None:
     first = await served.chat("Write", output="code")
     second = await served.chat("Test {{code}}", inputs="code")
-    await served.engine.refuse("Write")
-    assert (first.status, first.body) == (400, b'{"error":{"message":"too long"}}')
-    assert "engine e: refused with status 400: too long" in second.json["error"]["message"]
+    await served.engine.refuse("Write", status)
+    assert (first.status, first.body) == (status, b'{"error":{"message":"too long"}}')
+    assert f"engine e: refused with status {status}: too long" in second.json["error"]["message"]
 
 
 async def test_a_text_that_the_transform_refuses_fails_the_variable_only(served: Served) -> None:

@@ -98,7 +98,7 @@ async def test_followers_early_and_late_get_the_same() -> None:
     await following
     await answer.follow(late.send, ECHO)
     assert early.sent == late.sent == [START, ONE, LAST]
-    assert (answer.ended, answer.kept, answer.buffered_bytes) == (True, True, SIZE)
+    assert (answer.ended, answer.window.keeps, answer.window.buffered_bytes) == (True, True, SIZE)
 
 
 async def test_what_is_dropped_is_still_read_by_those_who_follow() -> None:
@@ -107,10 +107,10 @@ async def test_what_is_dropped_is_still_read_by_those_who_follow() -> None:
     await settle()
     for message in (START, ONE, LAST):
         await write(answer, message)
-    answer.drop()
+    answer.window.drop()
     await following
     assert client.sent == [START, ONE, LAST]
-    assert not answer.kept
+    assert not answer.window.keeps
 
 
 async def test_a_failure_before_the_first_byte_is_raised() -> None:
@@ -201,38 +201,6 @@ async def test_after_a_comment_an_engines_refusal_is_an_event() -> None:
     assert client.ended
 
 
-@pytest.mark.parametrize("keep_alive_s", [None, 0.001])
-async def test_a_failure_that_is_taken_back_was_never_seen(keep_alive_s: float | None) -> None:
-    answer, client = kept_answer(), Client()
-    following = asyncio.create_task(answer.follow(client.send, ECHO, keep_alive_s))
-    if keep_alive_s is not None:
-        await client.third.wait()
-    await settle()
-    for message in ({**START, "status": 503}, LAST):
-        await write(answer, message)
-    await settle()
-    assert answer.take_back()
-    assert (answer.ended, answer.buffered_bytes) == (False, 0)
-    for message in (START, ONE, LAST):
-        await write(answer, message)
-    await following
-    assert (client.sent[0]["status"], client.body.replace(KEEP_ALIVE, b"")) == (200, ONE["body"] + LAST["body"])
-
-
-async def test_a_failure_that_stands_is_seen() -> None:
-    answer, client = kept_answer(), Client()
-    following = asyncio.create_task(answer.follow(client.send, ECHO))
-    failure = {**START, "status": 503}
-    for message in (failure, LAST):
-        await write(answer, message)
-    await settle()
-    assert client.sent == []
-    answer.fail(LOST)
-    await following
-    assert client.sent == [failure, LAST]
-    assert not answer.take_back()
-
-
 async def test_what_a_follower_has_seen_is_not_taken_back() -> None:
     answer, client = kept_answer(), Client()
     following = asyncio.create_task(answer.follow(client.send, ECHO))
@@ -301,11 +269,11 @@ async def test_the_writer_waits_for_the_slowest_follower(keeps: bool) -> None:
     await slower.leave()
     await settle()
     assert writing.done()
-    assert (answer.buffered_bytes == 0) == (not keeps)
+    assert (answer.window.buffered_bytes == 0) == (not keeps)
     await write(answer, LAST)
     await slow.take()
     assert slow.following.done()
-    assert budget.bytes == answer.buffered_bytes
+    assert budget.bytes == answer.window.buffered_bytes
 
 
 async def test_without_followers_only_what_is_kept_is_held() -> None:
@@ -313,12 +281,12 @@ async def test_without_followers_only_what_is_kept_is_held() -> None:
     answer = RecordedAnswer(budget, keeps=True)
     for message in (START, piece(5_000)):
         await write(answer, message)
-    assert (answer.kept, budget.bytes) == (True, 5_000 + 2 * MESSAGE_BYTES)
+    assert (answer.window.keeps, budget.bytes) == (True, 5_000 + 2 * MESSAGE_BYTES)
     await write(answer, piece(5_000))
-    assert (answer.kept, answer.buffered_bytes, budget.bytes) == (False, 0, 0)
+    assert (answer.window.keeps, answer.window.buffered_bytes, budget.bytes) == (False, 0, 0)
     for _ in range(1_000):
         await write(answer, piece(5_000))
-    assert (answer.buffered_bytes, answer.take_back()) == (0, True)
+    assert (answer.window.buffered_bytes, answer.take_back()) == (0, True)
 
 
 async def test_a_follower_that_the_budget_does_not_allow_is_told() -> None:
@@ -363,10 +331,10 @@ async def _drive(steps: list[tuple[str, int]], limit: int, *, keeps: bool) -> No
         if step == "send" and (writing is None or writing.done()):
             sent.append(START if number < 0 else piece(number))
             writing = asyncio.create_task(write(answer, sent[-1]))
-        elif step == "follow" and answer.kept:
+        elif step == "follow" and answer.window.keeps:
             followers.append(Slow(answer))
         elif step == "drop":
-            answer.drop()
+            answer.window.drop()
         elif step == "take" and number < len(followers):
             await followers[number].take()
         elif step == "leave" and number < len(followers):
@@ -379,11 +347,11 @@ async def _drive(steps: list[tuple[str, int]], limit: int, *, keeps: bool) -> No
             break
         assert all(follower.sent == sent[: len(follower.sent)] for follower in followers)
         lag = max((sum(map(size, sent[len(f.sent) :])) for f in followers), default=0)
-        assert answer.lag_bytes == lag
+        assert answer.window.lag_bytes == lag
         is_late = step == "follow" or (is_late and step != "send")
         assert writing.done() or lag > MAX_LAG_BYTES
         assert not writing.done() or lag <= MAX_LAG_BYTES or is_late, "a late follower stops the next message"
-        assert budget.bytes == answer.buffered_bytes == (sum(map(size, sent)) if answer.kept else lag)
+        assert budget.bytes == answer.window.buffered_bytes == (sum(map(size, sent)) if answer.window.keeps else lag)
     error = LOST
     answer.fail(error)
     for follower in followers:
@@ -392,7 +360,7 @@ async def _drive(steps: list[tuple[str, int]], limit: int, *, keeps: bool) -> No
         assert follower.following.done()
         follower.following.exception()
     await settle()
-    assert (budget.bytes, answer.buffered_bytes) == (0, 0)
+    assert (budget.bytes, answer.window.buffered_bytes) == (0, 0)
     if writing is not None and not writing.done():
         writing.cancel()
 

@@ -15,6 +15,7 @@ from plait.gateway.calls.commented_sink import CommentedSink
 from plait.gateway.guests.responses.responses_api import ContinuedAnswer
 from plait.gateway.guests.translation.rewritten_answer import TranslatedAnswer
 from tests.call_routes import ROUTES
+from tests.gateway.calls.scripted_engines import DONE, FINISH, LOST, Client, Exchange, FakeHttp, gateway
 
 STREAM = [(b"content-type", b"text/event-stream")]
 CHUNK = b'data: {"model": "m", "choices": [{"index": 0, "delta": {"content": "first"}}]}\n\n'
@@ -89,6 +90,27 @@ async def test_the_gateways_count_replaces_a_bound(counted: int, shown: int) -> 
     translated.expect_prompt(counted)
     told = json.loads(translated.error(400, json.dumps({"error": {"message": said, "code": 400}}).encode()))
     assert told["error"]["message"].endswith(f"exceed context limit: {shown} + 32000 > 40960")
+
+
+BAD = b'data: {"choices": [{"te\n\n'
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+@pytest.mark.parametrize(
+    "pieces",
+    [[CHUNK, BAD, LOST], [CHUNK, BAD, FINISH, DONE], [CHUNK + BAD + FINISH + DONE], [CHUNK, BAD + FINISH + DONE]],
+    ids=["lost", "piece by piece", "in one read", "with the end"],
+)
+async def test_a_stream_that_cannot_be_translated_has_failed(path: str, pieces: list[bytes]) -> None:
+    client = Client()
+    translated = TranslatedAnswer(AsgiSink(client.send), TRANSLATIONS[path].answer({}), ROUTES[path].form.errors)
+    async with gateway(FakeHttp(Exchange(pieces=pieces))) as made:
+        await made.relay.deliver(made.asked(), translated)
+        assert (made.ending.outcome, made.ending.code) == ("failed", "engine_garbled")
+        assert made.outcomes() == {("a", "failed"): 1}
+    names = [line.removeprefix(b"event: ") for line in client.body.split(b"\n") if line.startswith(b"event: ")]
+    assert (client.ended, names[-1], names.count(b"error")) == (True, b"error", 1)
+    assert b"first" in client.body
 
 
 async def _nobody(_message: Any) -> None:

@@ -16,12 +16,12 @@ from plait.policy.programs.objectives import GROUP_STRETCH, LATENCY_SLO, NOTHING
 from plait.policy.types import Objective, Slo
 from tests.gateway.guests.programs.chained_gateway import served_calls
 from tests.gateway.guests.programs.core.session_calls import Core, Owner, Waiting, owner
+from tests.invariants import check
 from tests.pieces import at_once
 
 
 def slo_from(promise: Promise, zero_s: float) -> Slo | None:
     return None if promise.slo is None else promise.slo.from_zero(promise.since_s - zero_s)
-from tests.invariants import check
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_a_get_of_what_runs_says_what_it_is_for(core: Core) -> None:
     core.get("a", Objective.LATENCY, now_s=30.0)
     (promise,) = owner(call).refined
     assert (promise.slo, promise.objective, promise.group) == (LATENCY_SLO, Objective.LATENCY, None)
-    slo = promise.slo_from(0.0)
+    slo = slo_from(promise, 0.0)
     assert slo == Slo(ttft_s=31.0, tpot_s=0.040, is_deduced=True), "nothing can be promised for the time before"
 
 
@@ -61,7 +61,7 @@ def test_a_consumer_says_so_too(core: Core) -> None:
     core.add("R", "m0 m1 m2", now_s=4.0, objective=Objective.LATENCY)
     promises = [promise for call in maps for promise in owner(call).refined]
     assert {promise.group.group_id for promise in promises if promise.group} == {"t/s/R/1"}
-    assert {promise.slo_from(0.0) for promise in promises} == {Slo(jct_s=4.0 + GROUP_STRETCH * 3.0, is_deduced=True)}
+    assert {slo_from(promise, 0.0) for promise in promises} == {Slo(jct_s=4.0 + GROUP_STRETCH * 3.0, is_deduced=True)}
     assert len(promises) == 3
 
 
@@ -83,7 +83,7 @@ def test_what_a_call_states_itself_stays(core: Core) -> None:
     for name in "ab":
         core.get(name, Objective.LATENCY, now_s=5.0)
     (promise,) = owner(stated).refined
-    assert (promise.objective, promise.slo_from(0.0)) == (Objective.LATENCY, own)
+    assert (promise.objective, slo_from(promise, 0.0)) == (Objective.LATENCY, own)
     assert owner(batch).refined == []
 
 
@@ -94,7 +94,7 @@ def test_the_figures_of_a_get_reach_running_calls(core: Core) -> None:
     core.get("a", Slo(ttft_s=0.5), now_s=2.0)
     core.get("b", Slo(jct_s=10.0), now_s=2.0)
     *_, figures, with_share = owner(call).refined
-    assert figures.slo_from(0.0) == Slo(ttft_s=2.5), "the deduction is the same, the figures are not"
+    assert slo_from(figures, 0.0) == Slo(ttft_s=2.5), "the deduction is the same, the figures are not"
     assert with_share.slo is not None
     assert with_share.slo.ttft_s == 0.5
     assert with_share.slo.jct_s == pytest.approx(4.0), "8 s are left, for 1 s here and 1 s there"
@@ -212,9 +212,3 @@ async def test_the_next_step_of_a_submitted_call_has_its_newest_objectives() -> 
         assert second.call.slo.jct_s == pytest.approx(60.0, abs=4.0)
         await served.engine.answer("Do it Test:", "ok")
         assert get.json["value"] == "ok"
-
-
-def test_a_promise_counts_from_where_it_is_asked_to() -> None:
-    promise = Promise(Slo(ttft_s=1.0, tpot_s=0.1, jct_s=5.0), None, None, since_s=10.0)
-    assert promise.slo_from(7.0) == Slo(ttft_s=4.0, tpot_s=0.1, jct_s=8.0)
-    assert Promise(None, None, None, since_s=10.0).slo_from(7.0) is None

@@ -41,12 +41,13 @@ def has_collector(config: Config) -> bool:
 GUESTS: Final[Mapping[str, Callable[[Config], bool]]] = {
     "store": lambda config: config.store.path is not None,
     "peers": lambda config: config.store.url is not None,
+    "receipts": always,
+    "account": always,
     "durability": lambda config: config.store.path is not None or config.store.url is not None,
     "programs": always,
     "translation": always,
     "responses": always,
     "forms": always,
-    "receipts": always,
     "tracing": has_collector,
     "live": always,
     "engines": always,
@@ -69,8 +70,9 @@ class Gateway:
 
     Processes with the same `secret` (None: a random one) derive the same tenant identities, and read the same seals.
     `save_to` is the file for `plait serve --save`, `workers` are the processes that serve the same clients (None: this
-    one alone). `guests` are the names of guests; None: those that the configuration needs. Raises ValueError for
-    tokenizers, profiles or certificates that cannot be loaded.
+    one alone). `guests` are the names of guests; None: those that the configuration needs. `accounts` is the file of
+    the accounts; None: they are in `[store] url`, or in memory. Raises ValueError for tokenizers, profiles or
+    certificates that cannot be loaded.
     """
 
     def __init__(
@@ -79,13 +81,15 @@ class Gateway:
         secret: bytes | None = None,
         save_to: Path | None = None,
         workers: Workers | None = None,
+        *,
         guests: Collection[str] | None = None,
+        accounts: Path | None = None,
     ) -> None:
         self.config = config
         secret = secret or token_bytes(32)
         count, index = (1, 0) if workers is None else (workers.count, workers.index)
         self.kernel = kernel = Kernel(config, TenantIds(secret), workers=count, index=index)
-        self.house = House(kernel, secret, save_to, workers)
+        self.house = House(kernel, secret, save_to, workers, accounts)
         self.guests = [self._made(name) for name in (guests_of(config, save_to, workers) if guests is None else guests)]
         self._requests = OpenRequests(self._routes(), kernel.refusals.outermost, kernel.calls.errors_of)
         self.app = behind_a_proxy(self._requests, config.server.root_path, config.server.cors_origins)
@@ -115,9 +119,8 @@ class Gateway:
             rest, kernel.bodies, kernel.calls, tenant_of=kernel.keys.check, on_refused=kernel.refusals.elsewhere
         )
         preparers = {route.path: preparer for guest in self.guests for route, preparer in guest.calls.items()}
-        app: ASGIApp = CallApi(
-            kernel.completions, kernel.calls, preparers, kernel.keys, kernel.bodies, kernel.refusals, rest
-        )
+        calls = CallApi(kernel.completions, kernel.calls, preparers, kernel.keys, kernel.bodies, kernel.refusals, rest)
+        app: ASGIApp = self.house.offer(CallApi, calls)
         for guest in self.guests:
             app = guest.in_front(app)
         return app

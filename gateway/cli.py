@@ -29,6 +29,8 @@ COMMANDS = {
     "status": "say what is wrong with a gateway now",
     "top": "watch a gateway in the terminal: problems, engines, prefixes and calls",
     "drain": "let an engine get no new calls, or say where they would go",
+    "keys": "issue, list and revoke API keys of tenants",
+    "usage": "say what tenants, keys or models have used",
     "profile": "fit a cost profile from a live engine",
     "explain": "say what became of a request and why, or what the code of an error means",
     "completion": "print what a shell needs to complete these commands and their options",
@@ -39,7 +41,7 @@ COMMANDS = {
 OF_LAB = frozenset(("engine", "demo", "profile"))
 """Commands that emulate or measure. Nothing else imports `plait.lab`."""
 
-OF_CLI = frozenset(("status", "top", "drain", "explain", "completion"))
+OF_CLI = frozenset(("status", "top", "drain", "keys", "usage", "explain", "completion"))
 """Commands that run where no gateway does. The extra `cli` brings what they need."""
 
 RENAMED = {"live": "top"}

@@ -84,13 +84,15 @@ class House:
     """The kernel, and what its guests offer each other, by type.
 
     Gateways with the same `secret` derive the same from it. `save_to` is the file of `plait serve --save`, `workers`
-    are the processes that serve the same clients; None: this one alone.
+    are the processes that serve the same clients; None: this one alone. They have one file of `accounts`; None: these
+    are in `[store] url`, or in memory.
     """
 
     kernel: Kernel
     secret: bytes
     save_to: Path | None = None
     workers: Workers | None = None
+    accounts: Path | None = None
     _offers: dict[type[Any], Any] = field(default_factory=dict)
 
     def offer(self, kind: type[T], thing: T) -> T:

@@ -15,7 +15,7 @@ from plait.gateway.admission.tenants import TenantTerms
 from plait.gateway.api.auth import KeyRing
 from plait.gateway.config.file import ConfigError
 from plait.gateway.config.section import Section
-from plait.gateway.config.sections import AdmissionConfig, Config, EngineConfig
+from plait.gateway.config.sections import AdmissionConfig, Config, EngineConfig, ModelConfig, PriceConfig
 from plait.gateway.log.events import change_level
 from plait.gateway.membership.engine_set import EngineSet
 
@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 LIMITS = frozenset({"calls_per_s", "tokens_per_s", "max_running", "max_waiting"})
 """The keys of `[admission]` that limit each tenant. They change at once."""
 
-AT_THE_START = ("placement", "upstream", "sessions", "store", "receipts", "tracing")
+AT_THE_START = ("placement", "upstream", "sessions", "store", "receipts", "tracing", "usage")
 """The sections that a start reads, and no reload."""
 
 NOT_LIMITS = frozenset(AdmissionConfig.__struct_fields__) - LIMITS
@@ -46,6 +46,7 @@ class ConfigChange:
     limits: bool = False
     admin_key: bool = False
     log_level: bool = False
+    prices: bool = False
     needs_restart: tuple[str, ...] = ()
 
 
@@ -68,6 +69,7 @@ def config_change(before: Config, after: Config) -> ConfigChange:
         limits=any(True for _ in _differing("admission", before.admission, after.admission, NOT_LIMITS)),
         admin_key=before.server.admin_key != after.server.admin_key,
         log_level=before.log.level != after.log.level,
+        prices=_prices(before) != _prices(after),
         needs_restart=(
             *_differing("server", before.server, after.server, {"admin_key", "api_keys"}),
             *(["server.api_keys"] if keys_change and guards_change else []),
@@ -75,10 +77,20 @@ def config_change(before: Config, after: Config) -> ConfigChange:
             *_differing("admission", before.admission, after.admission, LIMITS),
             *_differing("log", before.log, after.log, {"level"}),
             *(key for name in AT_THE_START for key in _section(name, before, after)),
-            *(name for name in ("models", "services") if getattr(before, name) != getattr(after, name)),
+            *(["models"] if _unpriced(before) != _unpriced(after) else []),
+            *(["services"] if before.services != after.services else []),
             *(f"engines.{was.name}.kv_tokens" for was, engine in both if was.kv_tokens != engine.kv_tokens),
         ),
     )
+
+
+def _unpriced(config: Config) -> list[ModelConfig]:
+    """The models without their prices, which change at once."""
+    return [msgspec.structs.replace(model, price=None) for model in config.models]
+
+
+def _prices(config: Config) -> dict[str, PriceConfig]:
+    return {model.name: model.price for model in config.models if model.price is not None}
 
 
 def _taken(before: EngineConfig, after: EngineConfig) -> EngineConfig:
@@ -113,6 +125,7 @@ class Reloading:
     ) -> None:
         self.config = config
         self.refused: list[str] = []  # the problems of the file as it was read last
+        self.on_change: list[Callable[[Config], None]] = []  # called with the new configuration in force
         self._engines = engines
         self._keys = keys
         self._admin_keys = admin_keys
@@ -154,9 +167,11 @@ class Reloading:
             change_level(after.log.level)
         self._apply_engines(change)
         same = {engine.name: engine for engine in self.config.engines} | {one.name: one for one in change.changed}
+        prices = _prices(after)
         self.config = msgspec.structs.replace(
             self.config,
             server=server,
+            models=tuple(msgspec.structs.replace(model, price=prices.get(model.name)) for model in self.config.models),
             log=msgspec.structs.replace(self.config.log, level=after.log.level),
             engines=tuple(same.get(engine.name, engine) for engine in after.engines),
         )
@@ -170,8 +185,11 @@ class Reloading:
             limits_changed=change.limits,
             admin_key_changed=change.admin_key,
             log_level=after.log.level if change.log_level else None,
+            prices_changed=change.prices,
             needs_restart=change.needs_restart,
         )
+        for tell in self.on_change:
+            tell(self.config)
         return change
 
     def _apply_tenants(self, change: ConfigChange, after: Config) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from plait.backends.error_codes import CODES, GROUPS
+from plait.backends.error_codes import CODES
 from plait.gateway.commands import add_address
 from plait.gateway.guests.receipts.words import sentences
 
@@ -123,24 +123,3 @@ def lines(code: str) -> list[str]:
         f"  Send it again: {row.again.value.replace('`', '')}.",
         f"  {row.do}",
     ]
-
-
-def page() -> str:
-    """The text of docs/errors.md."""
-    return "\n".join(_page()) + "\n"
-
-
-def _page() -> Iterator[str]:
-    yield "# Errors"
-    yield ""
-    yield "Every code of Plait's own errors (`error.code`, from `backends/error_codes.py`). `plait explain CODE` prints"
-    yield "a row. Codes of engines pass through. [Failures](failures.md) says what else a failure shows, in the log and"
-    yield "in metrics."
-    for title, rows in GROUPS.items():
-        yield ""
-        yield f"## {title}"
-        yield ""
-        yield "| code | status | send it again | meaning | what to do |"
-        yield "|---|---|---|---|---|"
-        for row in rows:
-            yield f"| `{row.code}` | {row.status} | {row.again.value} | {row.meaning} | {row.do} |"

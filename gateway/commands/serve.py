@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
+from tempfile import TemporaryDirectory
 
 import msgspec
 
@@ -65,10 +66,12 @@ def run(arguments: argparse.Namespace) -> None:
     check_store(config, workers)
     _check_address(config)
     if workers > 1:
-        _run_workers(arguments, given, ports, secret, workers)
+        with TemporaryDirectory(prefix="plait-") as folder:  # workers without a store have one account, too
+            accounts = _accounts(config) or Path(folder) / "accounts.db"
+            _run_workers(arguments, given, ports, secret, workers=workers, accounts=accounts)
         return
     write_stderr_in_background()
-    gateway = Gateway(config, secret, arguments.save)
+    gateway = Gateway(config, secret, arguments.save, accounts=_accounts(config))
     _serve(gateway, Worker(0, [one for host, port in ports for one in bound_sockets(host, port)]), given.load)
 
 
@@ -84,7 +87,9 @@ def _run_workers(
     given: GivenEngines,
     ports: Sequence[tuple[str, int]],
     secret: bytes,
+    *,
     workers: int,
+    accounts: Path,
 ) -> None:
     """Run `workers` processes that serve, and supervise them. This process starts no thread, because it forks.
 
@@ -107,7 +112,7 @@ def _run_workers(
         config, name = _of_worker(last_good.load(), worker.number, workers), str(worker.number)
         configure_logging(config.log.level, config.log.format, worker=name)
         save_to = arguments.save if worker.number == 0 else None  # one worker writes the file for all
-        _serve(Gateway(config, secret, save_to, Peers(urls, name, key)), worker, load)
+        _serve(Gateway(config, secret, save_to, Peers(urls, name, key), accounts=accounts), worker, load)
 
     # For each worker: its sockets on the shared ports, and its private one for the other workers.
     groups = [[one for sockets in each for one in sockets] for each in zip(*listeners, private, strict=True)]
@@ -115,6 +120,12 @@ def _run_workers(
     status = WorkerProcesses(groups, ports_shared, serve, on_hangup=last_good.load).run()
     if status:
         raise SystemExit(status)
+
+
+def _accounts(config: Config) -> Path | None:
+    """The file of the accounts beside that of the store; None: there is none."""
+    path = None if config.store.path is None else Path(config.store.path)
+    return None if path is None else path.with_name(f"{path.name}.accounts")
 
 
 def _of_worker(config: Config, number: int, workers: int) -> Config:

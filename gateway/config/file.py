@@ -12,6 +12,7 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -109,7 +110,8 @@ class _Reader:
 
     def value(self, kind: Any, data: object, key: str) -> Any:
         """A value of a field's type. After a problem the returned value is not used."""
-        if isinstance(kind, type) and issubclass(kind, Section):
+        kind = next((one for one in get_args(kind) if _is_section(one) and get_origin(kind) is UnionType), kind)
+        if _is_section(kind):
             return self.table(kind, data, key)
         if get_origin(kind) is tuple:
             return self.array(get_args(kind)[0], data, key)
@@ -129,8 +131,7 @@ class _Reader:
 
     def array(self, item_kind: Any, data: object, key: str) -> tuple[Any, ...]:
         if not isinstance(data, list | tuple):
-            tables = isinstance(item_kind, type) and issubclass(item_kind, Section)
-            expected = f"an array of tables, [[{key}]]" if tables else "an array"
+            expected = f"an array of tables, [[{key}]]" if _is_section(item_kind) else "an array"
             self.problems.append(f"{key} = {shown(data, key)}: expected {expected}")
             return ()
         return tuple(self.value(item_kind, item, f"{key}[{index}]") for index, item in enumerate(data))
@@ -150,6 +151,10 @@ class _Reader:
         return _REFERENCE.sub(lambda match: match[0] if match[1] in wrong else os.environ[match[1]], text)
 
 
+def _is_section(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Section)
+
+
 def _conflicts(config: Config) -> Iterator[str]:
     """Conflicts between values that are each valid."""
     if not config.engines and not config.services:
@@ -159,6 +164,7 @@ def _conflicts(config: Config) -> Iterator[str]:
     if config.store.url is not None:
         yield from _missing_for_sharing(config)
     yield from _repeated_keys(config)
+    yield from _without_use(config)
     yield from _repeated("tenants", "name", [tenant.name for tenant in config.tenants])
     yield from _repeated("models", "name", [model.name for model in config.models])
     yield from _names_in_use(config)
@@ -178,6 +184,16 @@ def _missing_for_sharing(config: Config) -> Iterator[str]:
         yield "server.secret is missing: gateways that share store.url need the same, or tenants differ between them"
     if server.workers > 1:
         yield "server.workers: expected 1 with store.url; start several gateways, each with an advertise_url"
+
+
+def _without_use(config: Config) -> Iterator[str]:
+    """Tenants that nobody can be, and budgets in money where nothing has a price."""
+    has_store, has_prices = config.store.path or config.store.url, any(model.price for model in config.models)
+    for number, tenant in enumerate(config.tenants):
+        if not tenant.api_keys and not has_store:
+            yield f"tenants[{number}].api_keys = []: expected a key, or a [store] for keys that are made later"
+        if tenant.budget is not None and tenant.budget.is_of_money and not has_prices:
+            yield f"tenants[{number}].budget: expected a price in [[models]], or tokens_per_day or tokens_per_month"
 
 
 def _repeated_keys(config: Config) -> Iterator[str]:

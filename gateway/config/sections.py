@@ -18,10 +18,12 @@ from plait.gateway.config.values import (
     NEVER_TO_CLIENTS,
     NEVER_TO_ENGINES,
     RANK_NAME,
+    Amount,
     HeaderName,
     NotNegative,
     Options,
     Positive,
+    Price,
     Ranks,
     Rate,
     Seconds,
@@ -162,14 +164,32 @@ class AdmissionConfig(Section, frozen=True, kw_only=True):
     """Calls that wait here at one time."""
 
 
+class BudgetConfig(Section, frozen=True, kw_only=True):
+    """What may be used in a day or a month, which begin at 0:00 UTC. What is left out has no budget."""
+
+    day: Amount | None = None
+    """In the currency of [usage], of which the models' prices are."""
+
+    month: Amount | None = None
+    tokens_per_day: Positive | None = None
+    """Tokens of prompts and answers."""
+
+    tokens_per_month: Positive | None = None
+
+    @property
+    def is_of_money(self) -> bool:
+        return self.day is not None or self.month is not None
+
+
 class TenantConfig(Section, frozen=True, kw_only=True):
     """One [[tenants]] for each tenant that has a name, several keys, a weight, or limits of its own."""
 
     name: Token
     """The name in logs and metrics. Required, unique."""
 
-    api_keys: tuple[Token, ...]
-    """Its keys, at least one. Each key stands in one place of this file only. Required."""
+    api_keys: tuple[Token, ...] = ()
+    """Its keys. Each key stands in one place of this file only. A tenant may be without where a [store] has keys that
+    were made by `plait keys create` (docs/accounts.md)."""
 
     weight: Weight = 1.0
     """Its share of the engines while calls wait: one of weight 2 gets twice as many tokens as one of weight 1."""
@@ -181,9 +201,9 @@ class TenantConfig(Section, frozen=True, kw_only=True):
     max_running: NotNegative | None = None
     max_waiting: NotNegative | None = None
 
-    def __post_init__(self) -> None:
-        if not self.api_keys:
-            raise ValueError("api_keys = []: expected at least one key")
+    budget: BudgetConfig | None = None
+    """What it may use in a day or a month (docs/accounts.md): {day = 5.0, month = 100.0} in the currency, or
+    {tokens_per_day = 1000000, tokens_per_month = 20000000}."""
 
 
 class StoreConfig(Section, frozen=True, kw_only=True):
@@ -216,6 +236,13 @@ class ReceiptsConfig(Section, frozen=True, kw_only=True):
     for calls of hours ago."""
 
 
+class UsageConfig(Section, frozen=True, kw_only=True):
+    """How the use of tenants and keys is counted (docs/accounts.md)."""
+
+    currency: Token = "USD"
+    """Of the models' prices and of budgets."""
+
+
 class TracingConfig(Section, frozen=True, kw_only=True):
     """Traces of calls and programs, for an OpenTelemetry collector (docs/monitoring.md). Needs the extra `otel`."""
 
@@ -232,6 +259,16 @@ class TracingConfig(Section, frozen=True, kw_only=True):
 
 DEFAULT_PROFILE: Final = "a6000-mistral-7b"
 """Its costs are better than none, but the size of its KV cache says nothing of an engine."""
+
+
+class PriceConfig(Section, frozen=True, kw_only=True):
+    """The price of a model, for a million tokens."""
+
+    input: Price
+    cached: Price | None = None
+    """Of tokens of the prompt that the engine had in its cache. Without it: as `input`."""
+
+    output: Price
 
 
 class ModelConfig(Section, frozen=True, kw_only=True):
@@ -267,6 +304,10 @@ class ModelConfig(Section, frozen=True, kw_only=True):
 
     fallbacks: tuple[Text, ...] = ()
     """Models that answer while no engine takes calls for this one: the first that can."""
+
+    price: PriceConfig | None = None
+    """What its tokens cost, for a million of them, in the currency of [usage]: {input = 0.5, cached = 0.05,
+    output = 1.5}. A change holds for calls that end later. Without it, its calls have no cost."""
 
 
 class EngineConfig(Section, frozen=True, kw_only=True):
@@ -339,6 +380,7 @@ class Config(Section, frozen=True, kw_only=True):
     store: StoreConfig = StoreConfig()
     receipts: ReceiptsConfig = ReceiptsConfig()
     tracing: TracingConfig = TracingConfig()
+    usage: UsageConfig = UsageConfig()
     models: tuple[ModelConfig, ...] = ()
     engines: tuple[EngineConfig, ...] = ()
     services: tuple[ServiceConfig, ...] = ()

@@ -34,6 +34,8 @@ NotNegative = Annotated[int, Meta(ge=0, description="an integer, 0 or more")]
 Seconds = Annotated[float, Meta(gt=0, le=1e9, description="a number of seconds above 0")]
 SecondsOrZero = Annotated[float, Meta(ge=0, le=1e9, description="a number of seconds, 0 or more")]
 Rate = Annotated[float, Meta(ge=0, le=1e9, description="a number, 0 or more")]
+Amount = Annotated[float, Meta(gt=0, le=1e9, description="an amount above 0")]
+Price = Annotated[float, Meta(ge=0, le=1e6, description="a price for a million tokens, 0 or more")]
 Share = Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1")]
 Weight = Annotated[float, Meta(ge=1e-3, le=1e6, description="a number from 0.001 to 1000000")]
 

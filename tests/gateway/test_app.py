@@ -204,7 +204,8 @@ async def test_it_watches_its_engines_from_startup_to_shutdown() -> None:
     assert (await outbox.get())["type"] == "lifespan.startup.complete"
     names = {task.get_name() for task in asyncio.all_tasks() - before - {running}} - {"connect"}
     of_engines = {f"{work}:{engine}" for work in ("monitor", "models", "counts", "address") for engine in "ab"}
-    assert names == of_engines | {"monitor-age", "hang-check", "silent-streams", "sessions-expire", "problems"}
+    of_guests = {"sessions-expire", "problems", "accounts", "budgets", "batches", "batch-lines", "old-files"}
+    assert names == of_engines | of_guests | {"monitor-age", "hang-check", "silent-streams"}
     await inbox.put({"type": "lifespan.shutdown"})
     assert (await outbox.get())["type"] == "lifespan.shutdown.complete"
     await running

@@ -25,6 +25,8 @@ ASKING = {
     "status": ["http://127.0.0.1:1", "--key=k"],
     "top": ["http://127.0.0.1:1", "--key=k"],
     "drain": ["a", "--url=http://127.0.0.1:1", "--key=k"],
+    "keys": ["list", "--url=http://127.0.0.1:1", "--key=k"],
+    "usage": ["--url=http://127.0.0.1:1", "--key=k"],
     "explain": ["an-id", "--url=http://127.0.0.1:1", "--key=k"],
 }
 """Commands of `cli` that ask a gateway, with arguments to ask one that is not there."""
@@ -41,7 +43,7 @@ def test_the_gateways_packages_are_known() -> None:
     assert not {"httpx", "msgspec", "plait"} & BLOCKED
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"drain", "explain"}))
+@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"batch", "drain", "explain", "keys", "usage"}))
 def test_a_command_of_the_gateway_says_what_to_install(command: str) -> None:
     run = in_base(f"from plait.gateway.cli import main; sys.exit(main(['{command}']))")
     assert (run.returncode, run.stdout) == (2, "")
@@ -65,7 +67,7 @@ def test_without_the_gateway_a_shell_completes_what_can_run() -> None:
     assert (run.returncode, run.stderr) == (0, "")
     assert "--dry-run" in run.stdout
     assert "--workers" not in run.stdout
-    assert {*ASKING, "completion"} == OF_CLI
+    assert {*ASKING, "batch", "completion"} == OF_CLI
 
 
 @pytest.mark.parametrize("arguments", ["--help", "--version", "explain waiting"])

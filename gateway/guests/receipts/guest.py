@@ -19,7 +19,7 @@ class ReceiptsGuest(Guest):
         kernel, most_bytes = house.kernel, house.kernel.config.receipts.max_bytes
         receipts = house.offer(Receipts, Receipts(most_bytes))
         others = house.find(Others) or Others()
-        self.readers = [receipts] if most_bytes else []
+        self.readers = [receipts]
         self.receipts = partial(ToldReceipt, receipts=receipts)
         self.routes = [
             *ReceiptsApi(receipts, kernel.keys, kernel.admin, kernel.tenants.label, others).routes,

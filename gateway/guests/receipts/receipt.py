@@ -150,6 +150,16 @@ class Receipt(msgspec.Struct, frozen=True, array_like=True):
     program: str = ""
     """The call's program (`Slot.program`), and the calls that made its inputs."""
     made_by: tuple[str, ...] = ()
+    key: str = ""
+    """The id of the client's API key; empty: none, or not known any more."""
+    usage: tuple[int, int, int | None] | None = None
+    """The tokens of prompt, answer and hit that the engine reported last; None: it reported none."""
+    passed_tokens: int = 0
+    """As in `Answer`."""
+    cost: int | None = None
+    """In 1e-9 of the currency; None: the model has no price."""
+    is_line: bool = False
+    """Whether it is a line of a batch."""
 
     @property
     def waited_s(self) -> float:

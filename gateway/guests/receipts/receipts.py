@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from math import inf
 from time import time
 from typing import Final
@@ -38,20 +38,28 @@ EXPLAINED: Final = "explained"
 
 _TRACE: Final = re.compile(rb"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-")
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final = msgspec.msgpack.Decoder(Receipt)
+DECODER: Final = msgspec.msgpack.Decoder(Receipt)
 
 
 class Receipts:
-    """Keeps receipts in `max_bytes`."""
+    """Keeps receipts in `max_bytes`.
+
+    A guest that reads each receipt of a call sets `told`, and empties it again and again. One that knows prices sets
+    `cost_of`, the cost of a call that has ended in 1e-9 of the currency.
+    """
 
     def __init__(self, max_bytes: int) -> None:
+        self.told: list[bytes] | None = None
+        self.cost_of: Callable[[Delivery], int | None] | None = None
         self._refusals = Ring(max_bytes // REFUSED_SHARE)
         self._calls = Ring(max_bytes - max_bytes // REFUSED_SHARE)
 
     def ended(self, delivery: Delivery) -> None:
         ring = self._refusals if delivery.attempt is None else self._calls
-        asked = delivery.asked
-        ring.add(hash((asked.tenant, asked.call.call_id[:MOST_ID])), _ENCODER.encode(self.of(delivery)))
+        asked, encoded = delivery.asked, _ENCODER.encode(self.of(delivery))
+        ring.add(hash((asked.tenant, asked.call.call_id[:MOST_ID])), encoded)
+        if self.told is not None and delivery.attempt is not None:
+            self.told.append(encoded)
 
     def no_call(self, ending: Ending) -> None:
         error = ending.error
@@ -75,13 +83,13 @@ class Receipts:
         """The newest receipt of a tenant's request; None if none is stored."""
         name = tenant, request_id[:MOST_ID]
         entries = [entry for ring in (self._calls, self._refusals) if (entry := ring.get(hash(name))) is not None]
-        found = [one for one in map(_DECODER.decode, entries) if (one.tenant, one.request_id) == name]  # hashes collide
+        found = [one for one in map(DECODER.decode, entries) if (one.tenant, one.request_id) == name]  # hashes collide
         return max(found, key=lambda receipt: receipt.at, default=None)
 
     def newest(self, containing: bytes = b"") -> Iterator[Receipt]:
         """The present receipts whose encoding contains these bytes: calls before refusals, the newest first."""
         for ring in (self._calls, self._refusals):
-            yield from (_DECODER.decode(entry) for entry in ring.newest() if containing in entry)
+            yield from (DECODER.decode(entry) for entry in ring.newest() if containing in entry)
 
     def of(self, delivery: Delivery) -> Receipt:
         """The receipt of a call, which may not have ended."""
@@ -126,6 +134,11 @@ class Receipts:
             asked.agent.parent[:MOST_ID],
             asked.slot.program,
             asked.slot.made_by and tuple([made_by[:MOST_ID] for made_by in asked.slot.made_by]),
+            asked.key,
+            usage,
+            0 if attempt is None else attempt.answer.passed_tokens,
+            None if self.cost_of is None or ending is None else self.cost_of(delivery),
+            asked.is_line,
         )  # fmt: skip
 
     def explained(self, asked: Asked, placement: Placement) -> Receipt:

@@ -17,7 +17,7 @@ from plait.gateway.api.auth import AdminAccess, KeyRing
 from plait.gateway.api.own_route import OwnRoute, json_answer
 from plait.gateway.guests.receipts.receipt import Receipt
 from plait.gateway.guests.receipts.receipts import Receipts
-from plait.gateway.guests.receipts.view import Fields, shown
+from plait.gateway.guests.receipts.view import shown
 from plait.gateway.guests.receipts.words import sentences
 from plait.gateway.others import ADMIN_KEY, API_KEYS, Checked, Forwarded, Others, is_of_peer
 

@@ -42,6 +42,8 @@ def shown(receipt: Receipt, tenant_label: Callable[[str], str] | None = None) ->
         "parent_agent": receipt.parent or None,
         "program": receipt.program or None,
         "made_by": list(receipt.made_by) or None,
+        "key": receipt.key or None,
+        "cost": None if receipt.cost is None else receipt.cost / 1e9,
         "refusal": _refusal(receipt),
     }
     if tenant_label is not None:

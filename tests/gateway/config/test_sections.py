@@ -258,8 +258,9 @@ def test_a_key_stands_in_one_place() -> None:
 
 def test_a_tenant_has_a_name_of_its_own_and_a_key() -> None:
     assert problems(tenants=[{"name": "blue", "api_keys": []}]) == [
-        "tenants[0].api_keys = []: expected at least one key"
+        "tenants[0].api_keys = []: expected a key, or a [store] for keys that are made later"
     ]
+    assert parse(tenants=[{"name": "blue"}], store={"path": "sessions.db"}).tenants[0].api_keys == ()
     assert problems(tenants=[{"name": "blue", "api_keys": ["one"]}, {"name": "blue", "api_keys": ["two"]}]) == [
         'tenants[1].name = "blue": tenants[0] has the same name'
     ]

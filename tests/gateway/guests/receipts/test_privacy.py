@@ -22,8 +22,8 @@ from plait.gateway.guests.receipts.receipts import Receipts
 from plait.gateway.guests.receipts.view import shown
 from plait.gateway.guests.receipts.words import sentences
 from plait.gateway.guests.tracing.spans import EndedCall, spans_of
-from plait.gateway.metrics import exposition
 from tests.gateway.api.served_gateway import ANSWER, CHAT, EngineAnswer, Reply, Served, request
+from tests.gateway.exposed import exposed_text
 from tests.gateway.guests.receipts.asked_gateway import fleet, get
 from tests.waiting import WITHIN_S
 
@@ -177,7 +177,7 @@ class Watched:
         receipts = list(self.served.gateway.house[Receipts].newest())
         found = {
             "log": repr(self.logs),
-            "metrics": exposition(self.served.gateway.kernel.registry).decode(),
+            "metrics": exposed_text(self.served.gateway.kernel.registry),
             "answer's receipt": told,
             "receipt": repr([shown(receipt) for receipt in receipts]),
             "operators' receipt": repr([shown(receipt, str) for receipt in receipts]),

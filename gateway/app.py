@@ -48,6 +48,7 @@ GUESTS: Final[Mapping[str, Callable[[Config], bool]]] = {
     "translation": always,
     "responses": always,
     "forms": always,
+    "batches": always,
     "tracing": has_collector,
     "live": always,
     "engines": always,

@@ -29,6 +29,7 @@ COMMANDS = {
     "status": "say what is wrong with a gateway now",
     "top": "watch a gateway in the terminal: problems, engines, prefixes and calls",
     "drain": "let an engine get no new calls, or say where they would go",
+    "batch": "run the lines of a file as a batch, and wait for the answers",
     "keys": "issue, list and revoke API keys of tenants",
     "usage": "say what tenants, keys or models have used",
     "profile": "fit a cost profile from a live engine",
@@ -41,7 +42,7 @@ COMMANDS = {
 OF_LAB = frozenset(("engine", "demo", "profile"))
 """Commands that emulate or measure. Nothing else imports `plait.lab`."""
 
-OF_CLI = frozenset(("status", "top", "drain", "keys", "usage", "explain", "completion"))
+OF_CLI = frozenset(("status", "top", "drain", "batch", "keys", "usage", "explain", "completion"))
 """Commands that run where no gateway does. The extra `cli` brings what they need."""
 
 RENAMED = {"live": "top"}

@@ -11,6 +11,7 @@ from e2e.real_schedulers.built_engine import MAX_RUNNING_CALLS, Build
 from e2e.real_schedulers.plans import forced
 from plait.backends.adapter.scheduler_settings import SettingsError
 from plait.backends.profiles import load_profile
+from plait.policy.scheduling.lines import LinesLast
 from plait.policy.scheduling.plan import IterationWork
 from plait.policy.scheduling.slo_scheduler import SloScheduler
 
@@ -18,7 +19,7 @@ from plait.policy.scheduling.slo_scheduler import SloScheduler
 def test_a_profile_is_expected_from_the_start(build: Build) -> None:
     engine = build(plait={"scheduler": "slo", "profile": "a6000-mistral-7b"})
     policy = engine.policy
-    assert isinstance(policy, SloScheduler)
+    assert isinstance(policy, LinesLast)
     assert policy.model.costs == load_profile("a6000-mistral-7b").cost_model()
 
 

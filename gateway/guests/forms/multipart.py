@@ -29,15 +29,20 @@ class FormField(NamedTuple):
 class FormReader:
     """Finds the values of the fields with these `names` in a form with this `content_type`.
 
+    The contents of the field `file` come in pieces, in `taken`, which the caller empties; `filename` is its name there.
     Raises `CallerError` if the content type is not that of a form.
     """
 
-    def __init__(self, content_type: str, names: frozenset[bytes]) -> None:
+    def __init__(self, content_type: str, names: frozenset[bytes], file: bytes | None = None) -> None:
         kind, options = parse_options_header(content_type)
         boundary = options.get(b"boundary", b"")
         if kind != b"multipart/form-data" or not boundary:
             raise _malformed("send multipart/form-data with a boundary")
         self.found: dict[str, FormField] = {}
+        self.taken: list[bytes] = []
+        self.filename: str | None = None
+        self._file = file
+        self._is_file = False
         self._names = names
         self._fed = 0  # bytes before the piece that is read now
         self._piece = b""
@@ -111,9 +116,16 @@ class FormReader:
             message = "a form's annotations are headers: plait-priority"
             raise CallerError(message, param="plait", code="invalid_annotation")
         self._field = name if name in self._names and b"filename" not in options else None
+        self._is_file = name == self._file
+        if self._is_file:
+            if self.filename is not None:
+                raise CallerError(f"'{name.decode()}' is there twice", param=name.decode())
+            self.filename = options.get(b"filename", b"").decode(errors="replace")
 
     def _on_data(self, data: bytes, begin: int, end: int) -> None:
         """Add bytes to a value. Bytes that at first looked like a boundary come from a buffer, not from the piece."""
+        if self._is_file:
+            self.taken.append(data[begin:end])
         if self._field is None:
             return
         if self._at is None and data is self._piece:

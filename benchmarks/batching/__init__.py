@@ -1,0 +1,1 @@
+"""Batches beside online calls, and the order of their lines, in virtual time."""

@@ -1,0 +1,1 @@
+"""OpenAI's files and batches: requests of which nobody waits for an answer (docs/batches.md)."""

@@ -1,0 +1,156 @@
+"""One line of a batch as a call: sent on the road of all calls, behind all others, and answered nowhere."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import structlog
+from starlette.types import Message
+
+from plait.backends.errors import PlaitError
+from plait.gateway.api.call_api import CallApi, ForwardedApi, Preparer
+from plait.gateway.asgi import Client, ClientGoneError, MessageSink, WatchedReceive
+from plait.gateway.calls.call_reader import Incoming
+from plait.gateway.calls.routes import KINDS
+from plait.gateway.guests.batches.batch import Batch
+from plait.gateway.guests.batches.checking import Line
+from plait.gateway.intake.open_bodies import OpenBody
+from plait.gateway.timer import loop_time_s
+
+LATER: Final = frozenset((429, 503))
+"""The line may be sent again: nothing is wrong with it, and no engine has failed it."""
+
+HEADERS: Final = [(b"content-type", b"application/json"), (b"plait-objective", b"throughput")]
+
+
+log = structlog.get_logger(__name__)
+
+
+class Outcome(NamedTuple):
+    """What a line has come to. `retry_after_s`: for an answer of `LATER`, when to try again."""
+
+    status: int
+    body: bytes
+    retry_after_s: float = 1.0
+
+
+class CollectedAnswer(MessageSink):
+    """The sink of an answer that is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.status = 0
+        self._parts: list[bytes] = []
+
+    def put(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        else:
+            self._parts.append(bytes(message.get("body", b"")))
+
+    async def send(self, message: Message) -> None:
+        """ASGI's send."""
+        self.put(message)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self._parts)
+
+
+async def ask(api: CallApi, batch: Batch, line: Line, request_id: str, engine: str | None) -> Outcome:
+    """Send a line, and wait for its answer. It prefers this engine; None: its batch is late, so it waits for its turn
+    as any call for throughput.
+    """
+    incoming = Incoming(
+        batch.endpoint,
+        HEADERS,
+        bytes(line.body),
+        request_id,
+        loop_time_s(),
+        batch.identity,
+        key=batch.key,
+        is_line=True,
+        is_late=engine is None,
+        prefer=engine,
+    )
+    sink, receive, open_body = CollectedAnswer(), WatchedReceive(_never, Client()), OpenBody(api.bodies, batch.identity)
+    completions = api.completions
+    preparer: Preparer = completions
+    if batch.endpoint not in KINDS:
+        preparer = api.preparers.get(batch.endpoint) or ForwardedApi(completions)
+    with open_body:
+        try:
+            answer = await preparer.prepared(incoming, open_body, receive, sink)
+            await answer()
+        except PlaitError as error:
+            if not sink.status:
+                return Outcome(error.status, error.body(), error.retry_after_s or 1.0)
+        except ClientGoneError:
+            return Outcome(503, b"{}")
+        except Exception:
+            log.exception("a line failed by a defect", batch=batch.id, request_id=request_id)
+            return Outcome(500, b"{}")
+    return Outcome(sink.status, sink.body)
+
+
+async def _never() -> Message:
+    """A client that says no more and never goes."""
+    forever: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+    return await forever
+
+
+def answered(line: Line, request_id: str, outcome: Outcome) -> bytes:
+    """The line of the output, or of the errors, for an answer."""
+    response = {"status_code": outcome.status, "request_id": request_id, "body": _json(outcome.body)}
+    return msgspec.json.encode({"id": request_id, "custom_id": line.custom_id, "response": response, "error": None})
+
+
+def unanswered(line: Line, request_id: str, code: str, message: str) -> bytes:
+    """The line of the errors for one without an answer."""
+    error = {"code": code, "message": message}
+    return msgspec.json.encode({"id": request_id, "custom_id": line.custom_id, "response": None, "error": error})
+
+
+def _json(body: bytes) -> Any:
+    """An answer as it stands, if it is JSON."""
+    try:
+        msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return body.decode(errors="replace")
+    return msgspec.Raw(msgspec.json.format(body, indent=-1) if b"\n" in body else body)
+
+
+class _Counted(msgspec.Struct, frozen=True):
+    """The usage of an answer, by the names of chats or of responses."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    prompt_tokens_details: dict[str, Any] | None = None
+    completion_tokens_details: dict[str, Any] | None = None
+    input_tokens_details: dict[str, Any] | None = None
+    output_tokens_details: dict[str, Any] | None = None
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    usage: _Counted | None = None
+
+
+_ANSWER: Final = msgspec.json.Decoder(_Answer)
+
+
+def usage_of(body: bytes) -> tuple[int, int, int, int]:
+    """As in `Batch.usage`; nothing for an answer that tells none."""
+    try:
+        usage = _ANSWER.decode(body).usage
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        usage = None
+    if usage is None:
+        return 0, 0, 0, 0
+    cached = (usage.prompt_tokens_details or usage.input_tokens_details or {}).get("cached_tokens")
+    reasoning = (usage.completion_tokens_details or usage.output_tokens_details or {}).get("reasoning_tokens")
+    prompt, output = usage.prompt_tokens + usage.input_tokens, usage.completion_tokens + usage.output_tokens
+    return prompt, cached or 0, output, reasoning or 0

@@ -52,7 +52,7 @@ def main() -> int:
 def _tasks(names: Sequence[str], *, quick: bool) -> list[Task]:
     """Every case of the experiments under each of their systems."""
     return [
-        (case, system, 1 if quick else EXPERIMENTS[name].seeds)
+        (case, system, tuple(range(1 if quick else EXPERIMENTS[name].seeds)))
         for name in names
         for case in EXPERIMENTS[name].cases(name, quick=quick)
         for system in EXPERIMENTS[name].systems
@@ -89,7 +89,7 @@ def _inputs(tasks: Sequence[Task]) -> dict[str, Any]:
             name: {"machine": asdict(EXPERIMENTS[name].machine), "settings": asdict(EXPERIMENTS[name].settings)}
             for name in names
         },
-        "seeds": {name: next(seeds for case, _, seeds in tasks if case.experiment == name) for name in names},
+        "seeds": {name: next(len(seeds) for case, _, seeds in tasks if case.experiment == name) for name in names},
         "profiles": {
             name: {"model": source.model, "accelerator": source.accelerator, "extrapolated": source.extrapolated}
             for name in profiles

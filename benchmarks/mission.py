@@ -2,7 +2,9 @@
 
 Promised times, heavy tenants, programs, shared prefixes, documents, agents, and several gateways. Each row is an
 experiment of its own, against the strongest simple alternatives in the same run. A row whose trace is missing is
-skipped.
+skipped. `--turn N`, as in `.ci/run`, leaves the rows of other turns to other runs. A claim is of three seeds or more,
+and shows the least and the most that one of them gives. `--later N` takes seeds that are so much later, on which
+nothing was tuned and no bound was set.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.claiming.rows import Row, rows, with_parts
+from benchmarks.claiming.rows import Row, in_turn, rows, with_parts
 from benchmarks.running.command import Experiment, conduct, parser
 from benchmarks.running.report import Report
 from e2e.traces import ABSENT
@@ -53,13 +55,17 @@ class Runner:
 def main() -> int:
     """Run, print, write; returns 1 if a claim fails."""
     made = parser(__doc__, quick="few and short runs: some minutes on two cores")
-    made.add_argument("--only", nargs="+", metavar="ROW", help=f"of {', '.join(with_parts(rows(quick=False)))}")
+    made.add_argument("--later", type=int, default=0, metavar="N", help="add to each seed (default: %(default)s)")
+    chosen = made.add_mutually_exclusive_group()
+    chosen.add_argument("--turn", type=int, metavar="N", help="leave out the rows of other turns than this one")
+    chosen.add_argument("--only", nargs="+", metavar="ROW", help=f"of {', '.join(with_parts(rows(quick=False)))}")
     arguments = made.parse_args()
-    whole = rows(quick=arguments.quick)
+    whole = rows(quick=arguments.quick, later=arguments.later)
     known = with_parts(whole)
     if unknown := set(arguments.only or ()) - known.keys():
         made.error(f"no rows of such names: {', '.join(sorted(unknown))}")
-    asked = {name: known[name] for name in arguments.only or whole}
+    names = arguments.only or (whole if arguments.turn is None else in_turn(whole, arguments.turn))
+    asked = {name: known[name] for name in names}
     there = {name: row for name, row in asked.items() if all((arguments.traces / one).exists() for one in row.files)}
     for name in asked.keys() - there.keys():
         print(f"skipped: {name}, {ABSENT}")
@@ -72,7 +78,7 @@ def report(chosen: Mapping[str, Row], found: Mapping[Task, Any]) -> Report:
     made = [
         (name, claim)
         for name, row in chosen.items()
-        for claim in row.claims({task: found[name, task] for task in row.tasks})
+        for claim in row.claims_by_seed({task: found[name, task] for task in row.tasks})
     ]
     return Report(
         lines=[],

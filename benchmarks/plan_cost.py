@@ -18,8 +18,9 @@ from benchmarks.running.report import Report, finish
 from plait.backends.profiles import load_profile
 from plait.lab.embedded.call import EmbeddedCall
 from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.hash_chain import HashChain
 from plait.lab.simulation.claim import Claim
-from plait.policy.prefix.block_hash import HashChain, root_hash
+from plait.policy.prefix.block_hash import root_hash
 from plait.policy.scheduling.local_scheduler import SCHEDULERS
 from plait.policy.types import Slo
 

@@ -14,10 +14,11 @@ from plait.gateway.guests.programs.core.executor import Executor
 from plait.gateway.guests.programs.core.held_call import HeldCall, Output, Promise, ReadyCall
 from plait.gateway.guests.programs.core.session import Getter
 from plait.gateway.guests.programs.program import Program, entry
-from plait.gateway.intake.turns import at_once
+from plait.lab.embedded.hash_chain import HashChain
 from plait.lab.simulation.simulate import CallRecord, Prompt, SimulatedCall
-from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, HashChain, root_hash
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, root_hash
 from plait.policy.types import Objective, Slo, TaskGroup
+from tests.pieces import at_once
 
 NETWORK_S = 0.25
 """A request's way to the gateway and its answer's way back, half each: Parrot emulates 200 to 300 ms a request."""

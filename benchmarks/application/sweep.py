@@ -28,8 +28,8 @@ class Point:
 
 
 Results = dict[Point, Figures]
-Task = tuple[Case, str, int]
-"""A case under a system, with so many seeds."""
+Task = tuple[Case, str, tuple[int, ...]]
+"""A case under a system, with these seeds together."""
 
 
 class Runner:
@@ -39,12 +39,12 @@ class Runner:
         self._workloads = Workloads(traces)
 
     def __call__(self, task: Task) -> dict[Point, Figures]:
-        """The figures of a case under a system by kind of job, over so many seeds."""
+        """The figures of a case under a system by kind of job, over the seeds."""
         case, system, seeds = task
         if EXPERIMENTS[case.experiment].sustained:
             rate_per_s, jobs = self._sustained(case, system)
             return {Point(case, system, "assistant"): figures(jobs, rate_per_s)}
-        jobs = [job for seed in range(seeds) for job in self._jobs(case, system, seed)]
+        jobs = [job for seed in seeds for job in self._jobs(case, system, seed)]
         by_kind: dict[str, list[Job]] = {}
         for job in jobs:
             by_kind.setdefault(job.launch.kind, []).append(job)

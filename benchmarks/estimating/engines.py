@@ -7,7 +7,7 @@ from typing import Final
 
 from plait.lab.embedded.call import EmbeddedCall
 from plait.lab.embedded.engine import Engine
-from plait.policy.prefix.block_hash import HashChain
+from plait.lab.embedded.hash_chain import HashChain
 
 _SPREAD: Final = 0x9E3779B97F4A7C15
 """The golden ratio times 2 ** 64: its multiples have little in common."""

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.mixed_prompts import LONG_FILE
+from plait.lab.embedded.hash_chain import HashChain
 from plait.lab.simulation.compare import MODEL
 from plait.lab.simulation.simulate import Prompt, SimulatedCall
 from plait.lab.simulation.workload import poisson_arrivals
-from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, HashChain, root_hash
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, root_hash
 
 BLOCK_TOKENS: Final = 16
 ZIPF: Final = 1.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -109,9 +110,22 @@ class Outcome:
 
 
 class ClosedLoop:
-    """One run of a condition."""
+    """One run of a condition: with the gateway's `gate` for sessions or without, or with a `cap` before the gateway.
 
-    def __init__(self, traces: Path, condition: Condition, seed: int, *, policy: str = "plait", gate: bool = True):
+    A cap is what programs are scheduled by elsewhere: the next session begins once its context fits into the engines'
+    KV beside those of the sessions that are there. A session counts with its mean context, which is known beforehand.
+    """
+
+    def __init__(
+        self,
+        traces: Path,
+        condition: Condition,
+        seed: int,
+        *,
+        policy: str = "plait",
+        gate: bool = True,
+        cap: bool = False,
+    ):
         self._condition = condition
         fleet = FleetSize(
             engines=condition.engines,
@@ -126,6 +140,10 @@ class ClosedLoop:
         self._seed = seed
         self._coming = enumerate(islice(agents(traces, seed, condition.shape), condition.sessions))
         self._dice = random.Random(f"thinks {seed}")
+        self._room_tokens = condition.engines * condition.kv_tokens if cap else inf
+        self._outside: deque[tuple[int, float, Sequence[Turn]]] = deque()
+        self._contexts: dict[int, float] = {}
+        """Of the sessions that are there, by number."""
         self._took_s: dict[int, float] = {}
         self._chats: list[CallRecord] = []
 
@@ -144,12 +162,25 @@ class ClosedLoop:
     def _begin(self, now_s: float) -> None:
         number, turns = next(self._coming, (0, ()))
         if turns:
-            self._go_on(number, now_s, turns)
+            self._outside.append((number, now_s, turns))
+        self._let_in()
+
+    def _let_in(self) -> None:
+        """Let the sessions that are outside begin, in their order, as far as the cap goes. One runs in any case."""
+        while self._outside:
+            number, began_s, turns = self._outside[0]
+            context = fmean(turn.call.prompt.tokens for turn in turns)
+            if self._contexts and sum(self._contexts.values()) + context > self._room_tokens:
+                return
+            self._outside.popleft()
+            self._contexts[number] = context
+            self._go_on(number, began_s, turns)
 
     def _go_on(self, number: int, began_s: float, turns: Sequence[Turn], ended: CallRecord | None = None) -> None:
         simulation = self._simulation
         if not turns:
             self._took_s[number] = simulation.now_s - began_s
+            del self._contexts[number]
             self._begin(simulation.now_s)
             return
         first, *rest = turns

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import count, islice
 from pathlib import Path
 from typing import Final
 
 from benchmarks.filling.systems import FleetSize, simulated
 from benchmarks.placing.policy_runs import KNOWN, OURS, Figures, figures
-from benchmarks.placing.preble_workloads import PUBLISHED_STEPS, published_game
+from benchmarks.placing.preble_published import GAMES_ALIVE, play
 from benchmarks.placing.workloads import open_loops
 from plait.gateway.admission.room import AHEAD_S
 from plait.gateway.config.placement_policy import placement_policy
 from plait.gateway.config.sections import AdmissionConfig
-from plait.lab.simulation.simulate import CallRecord, SimulatedCall, Simulation
 from plait.lab.simulation.workload import poisson_arrivals
 from plait.policy.placement.policies import Policy, by_name
 
 GAMES: Final = "games"
-GAMES_AN_ENGINE: Final = 100
-"""The games that are there at a time. At 15 calls a second on two engines, a game has 13 s between its steps."""
+ROOM, SMALL_ROOM = "documents 64", "documents 16"
+"""Documents with room for copies on every engine."""
 
 CHAOTIC_SEEDS, SEEDS = 8, 3
 """Near saturation two policies that differ in one decision of 200 may differ by a third in one run."""
@@ -46,7 +42,7 @@ class HeldCell:
 
 CELLS: Final[Mapping[str, HeldCell]] = {
     "documents 8": HeldCell("documents", 8, 6.2, 2_400, warm_up=0.5),
-    "documents 64": HeldCell("documents", 64, 23.0, 2_400),
+    ROOM: HeldCell("documents", 64, 23.0, 2_400),
     "documents 4": HeldCell("documents", 4, 5.2, 600, CHAOTIC_SEEDS),
     "games 12": HeldCell(GAMES, 4, 24.0, 3_600, CHAOTIC_SEEDS),
     "games 20": HeldCell(GAMES, 4, 40.0, 3_600, CHAOTIC_SEEDS),
@@ -59,6 +55,9 @@ CELLS: Final[Mapping[str, HeldCell]] = {
     "tools 15": HeldCell("tools", 4, 15.0, 600),
 }
 """Documents fill .45 of the KV of 8 engines and .06 of that of 64. Games are named by the rate of a pair of engines."""
+
+SMALL: Final[Mapping[str, HeldCell]] = {SMALL_ROOM: HeldCell("documents", 16, 6.0, 400)}
+"""Cells of seconds, each for a larger one."""
 
 RIVALS: Final = ("smg", "lmetric", "llmd_latency", "e2", "sticky", "least_outstanding")
 SMG: Final = "smg"
@@ -97,56 +96,13 @@ class Runner:
         self._workloads = open_loops(traces)
 
     def __call__(self, task: Task) -> Figures:
-        cell, policy = CELLS[task.cell], placement_policy(task.policy, known=NAMED)
+        cell, policy = {**SMALL, **CELLS}[task.cell], placement_policy(task.policy, known=NAMED)
         _, simulation = simulated(FleetSize(engines=cell.engines), policy, AHEAD_S, AdmissionConfig().max_wait_s)
         if cell.workload == GAMES:
             arrivals_s = poisson_arrivals(cell.calls, cell.per_s, task.seed)
-            play(simulation, GAMES_AN_ENGINE * cell.engines, arrivals_s, task.seed)
+            play(simulation, GAMES_ALIVE * cell.engines, arrivals_s, task.seed)
         else:
             calls = self._workloads[cell.workload](cell.calls, cell.per_s, task.seed)
             arrivals_s = [call.arrives_s for call in calls]
             simulation.run(calls)
         return figures(simulation, arrivals_s[round(cell.warm_up * len(arrivals_s))])
-
-
-def play(simulation: Simulation, alive: int, ticks_s: Sequence[float], seed: int) -> None:
-    """Run games in a closed loop: at each tick, one that has its answer takes its next step, by chance.
-
-    A game that ends is followed by another one, so `alive` are there. Those of the beginning have some steps behind
-    them. A tick that finds no game with an answer is made up for once there is one.
-    """
-    games, dice = _Games(simulation, alive, seed), random.Random(f"games {seed}")
-    for tick_s, chance in zip(ticks_s, iter(dice.random, None), strict=False):
-        simulation.at(tick_s, partial(games.step, chance))
-    simulation.run()
-
-
-class _Games:
-    def __init__(self, simulation: Simulation, alive: int, seed: int) -> None:
-        self._simulation = simulation
-        self._coming = (published_game(number, seed) for number in count())
-        dice = random.Random(f"begun games {seed}")
-        begun = (dice.randrange(PUBLISHED_STEPS) for _ in range(alive))
-        self._answered: list[Iterator[SimulatedCall]] = [
-            islice(game, steps, None) for game, steps in zip(self._coming, begun, strict=False)
-        ]
-        self._missed: list[float] = []
-        """The chances of ticks that found no game with an answer."""
-
-    def step(self, chance: float, now_s: float) -> None:
-        """One of the games with an answer goes on: the `chance`, below 1, says which."""
-        if not self._answered:
-            self._missed.append(chance)
-            return
-        game = self._answered.pop(int(chance * len(self._answered)))
-        call = next(game, None)
-        if call is None:
-            game = next(self._coming)
-            call = next(game)
-        ended = partial(self._ended, game)
-        self._simulation.send(replace(call, arrives_s=now_s), ended, ended)
-
-    def _ended(self, game: Iterator[SimulatedCall], record: CallRecord) -> None:
-        self._answered.append(game)
-        if self._missed:
-            self.step(self._missed.pop(), record.finished_s)

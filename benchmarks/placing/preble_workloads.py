@@ -1,5 +1,7 @@
 """Preble's five workloads, by the lengths and the sharing in its table 1. Their texts are not at hand.
 
+`preble_published.py` has the sets, the order and the rates of the generators that are published with its code.
+
 Each is a function of a number of calls, their mean rate in calls a second (infinite: all at once) and a seed. It gives
 sessions: a session's first call comes by itself, each later one when the one before it has its answer. All but the
 embodied agents' have one call.
@@ -11,7 +13,6 @@ import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from math import exp, log, sqrt
 from typing import Final
 
@@ -51,8 +52,6 @@ TOOLS, ASKED_A_TOOL = 300, Spread(39, 64)
 DEMONSTRATION, GAME, OBSERVATION, ACTION = 300, Spread(1_735, 200, 500), Spread(6, 3), Spread(16, 13)
 STEPS: Final = 48
 """A game's calls: each has all that was seen and done before."""
-PUBLISHED_STEPS: Final = 18
-"""The calls of a game in the generator that is published with the paper's code."""
 
 EXAMPLES, PROBLEM, PROGRAM = 850, Spread(3_020, 1_600, 200), Spread(190, 343)
 SAMPLES: Final = 10
@@ -81,21 +80,14 @@ def embodied(calls: int, rate: float, seed: int) -> list[Session]:
     begins_s = poisson_arrivals(-(-calls // STEPS), rate / STEPS, seed)
     demonstration = extended(EMPTY, SYSTEM_ID, DEMONSTRATION)
     sessions: list[Session] = [
-        list(_game(extended(demonstration, number, GAME.normal(dice)), number, arrives_s, dice))
+        list(game(extended(demonstration, number, GAME.normal(dice)), number, arrives_s, dice))
         for number, arrives_s in enumerate(begins_s)
     ]
     sessions[-1] = sessions[-1][: calls - STEPS * (len(sessions) - 1)]
     return sessions
 
 
-def published_game(number: int, seed: int) -> Iterator[SimulatedCall]:
-    """The calls of a game as published: its prompts begin with the game's own name, so games share nothing."""
-    dice = random.Random(f"game {number} {seed}")
-    prompt = extended(EMPTY, number, DEMONSTRATION + GAME.normal(dice))
-    return islice(_game(prompt, number, 0.0, dice), PUBLISHED_STEPS)
-
-
-def _game(prompt: Prompt, number: int, arrives_s: float, dice: random.Random) -> Iterator[SimulatedCall]:
+def game(prompt: Prompt, number: int, arrives_s: float, dice: random.Random) -> Iterator[SimulatedCall]:
     """The calls of the game that begins with `prompt`."""
     for step in range(STEPS):
         answer_id = FIRST_UNIQUE_ID + (number * STEPS + step) * 2

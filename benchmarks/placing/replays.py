@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 
 from benchmarks.filling.systems import FleetSize, simulated
 from plait.gateway.admission.room import AHEAD_S
+from plait.gateway.guests.receipts.receipt import WEIGHTS
 from plait.lab.simulation.simulate import CallRecord, Ended, SimulatedCall, Simulation
 from plait.policy.costs.delay import DelayCost
 from plait.policy.costs.situation import Situation, placed
@@ -100,8 +101,7 @@ def replay(engines: int, calls: Sequence[SimulatedCall], base: Sequence[CallReco
 
 def parts(cost: DelayCost) -> Parts:
     """What the policy predicts: evictions and copies are of later calls."""
-    by_name = cost.weighted_s()
-    own_s, there_s = (sum(map(by_name.__getitem__, names)) for names in (OWN, THERE))
+    own_s, there_s = (sum(WEIGHTS[part] * getattr(cost, f"{part}_s") for part in names) for names in (OWN, THERE))
     return Parts(own_s, there_s, cost.total_s - own_s - there_s)
 
 

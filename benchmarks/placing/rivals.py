@@ -40,6 +40,18 @@ def llmd_latency(call: Call, situation: Situation) -> Placement:
     return place(call, min(engines, key=ttfts_s.__getitem__), held)
 
 
+def kv_aware(call: Call, situation: Situation) -> Placement:
+    """vllm-router's policy on cache events: the engine with the longest prefix, or if none has any, the least loaded.
+
+    Load counts for nothing while some engine has a block of the prompt.
+    """
+    held, engines = cached_blocks(call, situation), in_turn(situation)
+    longest = max(held.values())
+    if longest:
+        return place(call, next(one for one in engines if held[one] == longest), held)
+    return place(call, min(engines, key=lambda one: one.outstanding), held)
+
+
 def dynamo_cost(call: Call, situation: Situation) -> Placement:
     """The least sum of blocks to compute and blocks in use."""
     held, engines = cached_blocks(call, situation), in_turn(situation)
@@ -59,6 +71,7 @@ RIVALS: Final = by_name(
     KNOWN["smg"],
     KNOWN["llmd"],
     Policy("llmd_latency", "llm-d (latency)", llmd_latency),
+    Policy("kv_aware", "vllm-router (KV aware)", kv_aware),
     Policy("dynamo_cost", "Dynamo (cost)", dynamo_cost),
     LMETRIC,
     KNOWN["e2"],

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from benchmarks.schedulers.sweep import Point, Results
+from benchmarks.schedulers.sweep import BRIEF, Point, Results
 from benchmarks.schedulers.systems import OURS, systems
 from plait.lab.simulation.claim import Claim
 
+FCFS: Final = ("fcfs_512", "fcfs_2048")
+FEW_LOST: Final = "few_lost"
+LEAST_OF_ORACLE: Final = 0.95
+"""Of the goodput of the best schedule that knows every output's length."""
+LEAST_THROUGHPUT: Final = 0.95
 SATURATED_SHARE = 0.95
 """A system is beyond its knee where it completes less than this share of the offered rate."""
 
@@ -48,11 +53,41 @@ def claims(results: Results) -> list[Claim]:
     fcfs = [name for name, system in systems().items() if system.kind == "baseline" and name.startswith("fcfs")]
     made += [
         _worst(results, "throughput of the best clairvoyant schedule", "throughput_calls_s", oracle, 0.88),
-        _worst(results, "goodput of the best clairvoyant schedule", "goodput_calls_s", oracle, 0.95),
+        _worst(results, "goodput of the best clairvoyant schedule", "goodput_calls_s", oracle, LEAST_OF_ORACLE),
         _worst(results, "throughput of FCFS with chunked prefill, its best budget", "throughput_calls_s", fcfs, 0.99),
         _worst(results, "goodput of FCFS with chunked prefill, its best budget", "goodput_calls_s", fcfs, 0.99),
+        *by_load(results),
     ]
     return made
+
+
+def by_load(results: Results) -> Iterator[Claim]:
+    """With short prompts and outputs: ours beside schedules that know each output's length, and FCFS, at each rate.
+
+    `srpt` takes the shortest remaining call and no objectives, so a scheduler by objectives has to keep more of them.
+    The best clairvoyant schedule drops what it cannot keep.
+    """
+    oracle = [name for name, system in systems().items() if system.kind == "clairvoyant"]
+    for ours in (point for point in results if (point.figure, point.system) == (BRIEF, OURS)):
+        for name, field, rivals, least in (
+            ("goodput, {} / srpt", "goodput_calls_s", ["srpt"], 1.0),
+            ("goodput, {} / the best clairvoyant schedule", "goodput_calls_s", oracle, LEAST_OF_ORACLE),
+            ("completed calls/s, {} / the better FCFS", "throughput_calls_s", FCFS, LEAST_THROUGHPUT),
+        ):
+            there = [results[_of(ours, rival)][field] for rival in rivals if _of(ours, rival) in results]
+            one_call = 1 / results[ours]["window_s"]
+            value = results[ours][field] / max(one_call, *there)
+            excused = _told_less(results, ours) if rivals is oracle else ""
+            yield Claim(f"{name.format(OURS)}, {ours.rate_per_s:g}/s", value, least=least, excused=excused)
+
+
+def _told_less(results: Results, ours: Point) -> str:
+    """What the best clairvoyant schedule does with what it knows."""
+    feasible, most = results[ours]["feasible_attainment"], results[_of(ours, FEW_LOST)]["feasible_attainment"]
+    return (
+        f"Measured: of the calls that an idle engine serves in time it keeps {feasible:.2f}, {FEW_LOST} {most:.2f}, "
+        "which knows each output in advance and begins no call that it cannot keep."
+    )
 
 
 def _over_baselines(results: Results, name: str, ratio: Ratio, least: float, most: float) -> Iterator[Claim]:

@@ -11,8 +11,9 @@ from time import thread_time_ns
 from benchmarks.mixed_prompts import MixedCall
 from plait.lab.embedded.call import EmbeddedCall
 from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.hash_chain import HashChain
 from plait.policy.costs.cost_model import CostModel
-from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, HashChain, root_hash
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, root_hash
 from plait.policy.scheduling.plan import EngineFacts, IterationWork, LocalCall, LocalScheduler, MeasuringScheduler, Plan
 from plait.policy.types import NO_SLO
 

@@ -7,12 +7,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
 
-from benchmarks.mixed_prompts import LONG_SHARE, PROFILE, Mix, MixedPrompts
+from benchmarks.mixed_prompts import LONG_SHARE, PROFILE, PUBLISHED_PER_S, Mix, MixedPrompts
 from benchmarks.schedulers.engine_run import BLOCK_TOKENS, run
 from benchmarks.schedulers.metrics import goodput_bound, measure
 from benchmarks.schedulers.systems import Machine, systems
 from plait.backends.profiles import load_profile
 
+BRIEF = "brief"
+"""The figure with AccelGen's short prompts and outputs."""
 BOUND = "bound"
 """The name under which the relaxation bound is among the results; only its goodput means anything."""
 
@@ -48,6 +50,8 @@ class Plan:
     share_rate: float = 0.3
     alone: dict[float, tuple[float, ...]] | None = None
     """Offered rates by share of long prompts, 0 and 1: each trace's lengths alone."""
+    brief: tuple[float, ...] = ()
+    """Offered rates of `Mix.brief`, up to the paper's."""
 
     def named(self, names: Sequence[str]) -> list[Point]:
         """These systems at each rate of the main figure."""
@@ -77,19 +81,26 @@ class Plan:
             for rate in rates
             for name in few
         ]
+        clairvoyant = [name for name, kind in kinds.items() if kind == "clairvoyant"]
+        points += [
+            Point(BRIEF, "range", LONG_SHARE, rate, name)
+            for rate in self.brief
+            for name in dict.fromkeys((*few, *clairvoyant))
+        ]
         return points
 
     def tasks(self, points: Sequence[Point]) -> list[Task]:
         """Every point with each of its seeds."""
-        return [
-            (point, Mix(self.calls, point.rate_per_s, seed, point.long_share, point.tpot))
-            for point in points
-            for seed in self.seeds_of(point)
-        ]
+        return [(point, mix_of(point, self.calls, seed)) for point in points for seed in self.seeds_of(point)]
 
     def seeds_of(self, point: Point) -> tuple[int, ...]:
         """The seeds with which a point is run."""
-        return self.seeds if point.figure == "rate" else self.seeds[:1]
+        return self.seeds if point.figure in {"rate", BRIEF} else self.seeds[:1]
+
+
+def mix_of(point: Point, calls: int, seed: int) -> Mix:
+    """The calls that a point's system serves."""
+    return Mix(calls, point.rate_per_s, seed, point.long_share, point.tpot, brief=point.figure == BRIEF)
 
 
 QUICK = Plan(calls=300, seeds=(0, 1, 2), rates={"range": (0.6,)}, kinds=("baseline", "ours", "clairvoyant", BOUND))
@@ -101,6 +112,7 @@ FULL = Plan(
     variant_rates=(0.1, 0.3, 0.6),
     shares=(0.0, 0.2, 0.5, 0.8, 1.0),
     alone={0.0: (0.5, 1.0, 2.0, 4.0), 1.0: (0.05, 0.1, 0.2, 0.4)},
+    brief=(0.5, 1.0, 2.0, PUBLISHED_PER_S),
 )
 
 

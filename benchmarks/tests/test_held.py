@@ -12,9 +12,9 @@ import pytest
 from benchmarks.filling.systems import FleetSize, simulated
 from benchmarks.held import Ratio, claims, markdown, over_best
 from benchmarks.placing import held_cells
-from benchmarks.placing.held_cells import CELLS, MOVES, NAMED, NO_MOVES, RIVALS, SMG_MOVES, Runner, Task, play
+from benchmarks.placing.held_cells import CELLS, MOVES, NAMED, NO_MOVES, RIVALS, SMG_MOVES, Runner, Task
 from benchmarks.placing.policy_runs import Figures
-from benchmarks.placing.preble_workloads import PUBLISHED_STEPS, published_game
+from benchmarks.placing.preble_published import GAME_STEPS, play, published_game
 from plait.lab.simulation.workload import poisson_arrivals
 
 FIGURES = Figures(1.0, 2.0, 4.0, 9.0, 5.0, 0.5, 0.25, 0)
@@ -29,7 +29,7 @@ def slower(times: float) -> Figures:
 
 def test_games_share_nothing_and_each_step_has_the_step_before() -> None:
     games = [list(published_game(number, 1)) for number in range(2)]
-    assert [len(game) for game in games] == [PUBLISHED_STEPS] * 2
+    assert [len(game) for game in games] == [GAME_STEPS] * 2
     first, second = (game[0].prompt.chain.hashes for game in games)
     assert first[0] != second[0]
     for before, after in pairwise(games[0]):
@@ -49,7 +49,7 @@ def test_a_game_takes_its_next_step_once_it_has_its_answer(per_s: float) -> None
     assert len(games) > 20, "a game that ends is followed by another one"
     for game in games:
         steps = [record for record in records if record.prefix == game]
-        assert len(steps) <= PUBLISHED_STEPS
+        assert len(steps) <= GAME_STEPS
         assert all(after.arrived_s >= before.finished_s for before, after in pairwise(steps))
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -14,11 +16,11 @@ from benchmarks import mission
 from benchmarks.application.experiments import EXPERIMENTS
 from benchmarks.application.figures import Figures
 from benchmarks.application.sweep import Point
-from benchmarks.claiming import programs
+from benchmarks.claiming import placement, programs, room
 from benchmarks.claiming.documents import document_claims
-from benchmarks.claiming.placement import placement_claims
-from benchmarks.claiming.rows import Found, Row, rows, with_parts
+from benchmarks.claiming.rows import IN_TURN, Found, Row, Size, in_turn, rows, with_parts
 from benchmarks.filling import runs as filling
+from benchmarks.placing import held_cells
 from benchmarks.placing import policy_runs as placing
 from plait.lab.simulation.claim import Claim
 from tests.source_tree import ROOT
@@ -30,6 +32,14 @@ def test_a_quick_row_has_fewer_tasks() -> None:
     for name, row in quick.items():
         assert 0 < len(row.tasks) <= len(full[name].tasks), name
         assert len(set(row.tasks)) == len(row.tasks), name
+
+
+def test_each_row_is_run_in_all_turns_or_in_one() -> None:
+    whole = rows(quick=True)
+    turns = [in_turn(whole, turn) for turn in range(7, 7 + len(IN_TURN))]
+    counts = Counter(name for names in turns for name in names)
+    assert counts.keys() == whole.keys()
+    assert set(counts.values()) == {1, len(IN_TURN)}
 
 
 def test_the_nightly_parts_run_each_task_once() -> None:
@@ -52,7 +62,7 @@ def claims(found: Found) -> Iterator[Claim]:
 
 def table(numbers: list[int]) -> dict[str, Row]:
     return {
-        "sum": Row(numbers, lambda _traces: lambda number: 2 * number, claims),
+        "sum": Row(numbers, lambda _traces: lambda number: 2 * number, claims, seed_of=str),
         "absent": Row([1], lambda _traces: lambda number: number, claims, ["no_such_file"]),
     }
 
@@ -85,17 +95,59 @@ def figures(e2e_s: float) -> placing.Figures:
     )  # fmt: skip
 
 
-def test_placement_is_compared_with_round_robin_and_e2() -> None:
-    by_policy = {"plait": figures(2.0), "round_robin": figures(5.0), "e2": figures(1.9)}
-    behind = {**by_policy, "e2": figures(1.6)}
+def test_placement_is_compared_with_round_robin_and_the_best_rival() -> None:
+    rivals = dict.fromkeys(placement.RIVALS, figures(9.0))
+    by_policy = {**rivals, "plait": figures(2.0), "round_robin": figures(5.0), "smg": figures(1.9)}
+    behind = {**by_policy, "lmetric": figures(1.6)}
     found = {
         placing.Task("video", 4, 100): {placing.AT_ONCE: behind, "0.9 round_robin": by_policy, "0.95 best": behind}
     }
-    assert [(claim.name.split(",")[1], claim.holds) for claim in placement_claims(found)] == [
-        (" round_robin / plait", True),
-        (" e2 / plait", True),
-        (" e2 / plait", False),
+    best = "mean E2E, the best of 6 rivals / plait, video"
+    assert [(claim.name, claim.holds) for claim in placement.placement_claims(found)] == [
+        ("mean E2E, round_robin / plait, video, 0.9 round_robin", True),
+        (f"{best}, 0.9 round_robin (smg)", True),
+        (f"{best}, 0.95 best (lmetric)", False),
+        ("mean E2E, the best of 6 rivals at each load / plait, geometric mean", False),
     ]
+
+
+@pytest.mark.parametrize("cell", [held_cells.ROOM, held_cells.SMALL_ROOM])
+def test_documents_with_room_are_compared_with_each_rival_seed_by_seed(cell: str) -> None:
+    e2e_s = {"plait": (2.0, 3.0), "smg": (4.0, 6.0), "lmetric": (1.0, 3.0)}
+    found = {
+        held_cells.Task(cell, 200 + place, policy): figures(seconds)
+        for policy, by_seed in e2e_s.items()
+        for place, seconds in enumerate(by_seed)
+    }
+    smg, lmetric = room.room_claims(found)
+    assert smg.value == pytest.approx(2.0)
+    assert lmetric.value == pytest.approx(0.5**0.5)
+    assert smg.holds
+    assert lmetric.fails
+
+
+def test_a_claim_shows_what_each_seed_gives_and_the_mean_decides() -> None:
+    def made(found: Found) -> Iterator[Claim]:
+        values = [*found.values()]
+        yield Claim(f"mean (at {max(values)})", sum(values) / len(values), most=2.0)
+        if len(values) > 1:
+            yield Claim("of all seeds only", 1.0)
+
+    row = Row([(1, "a"), (2, "a")], lambda _traces: str, made, seed_of=itemgetter(0))
+    mean, whole = row.claims_by_seed({(1, "a"): 1.5, (2, "a"): 2.5})
+    assert (mean.value, mean.by_seed, mean.holds) == (2.0, (1.5, 2.5), True)
+    assert str(mean) == "holds: mean (at 2.5) = 2.000 (1.500 to 2.500 by seed), wanted <= 2"
+    assert whole.by_seed == ()
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_each_claim_is_of_three_seeds_and_later_ones_are_others(*, quick: bool) -> None:
+    reported, later = rows(quick=quick), rows(quick=quick, later=50)
+    for name, row in reported.items():
+        seeds = {row.seed_of(task) for task in row.tasks}
+        assert len(seeds) >= 3, name
+        assert len(later[name].tasks) == len(row.tasks)
+        assert not seeds & {later[name].seed_of(task) for task in later[name].tasks}, name
 
 
 def test_documents_are_compared_at_each_load_but_all_at_once() -> None:
@@ -122,9 +174,11 @@ def test_programs_are_compared_with_each_system_over_their_kinds() -> None:
         )
 
     found = {
-        Point(case, system, kind): program_figures(latency_s(system, kind))
-        for case, system, _ in programs.tasks(quick=True)
-        for kind in EXPERIMENTS[case.experiment].kinds
+        (case, system, seeds): {
+            Point(case, system, kind): program_figures(latency_s(system, kind))
+            for kind in EXPERIMENTS[case.experiment].kinds
+        }
+        for case, system, seeds in programs.tasks(Size(quick=True).seeds, quick=True)
     }
     made = {claim.name: claim.value for claim in programs.claims(found, quick=True)}
     mix = "latency_mix (shared_tokens 6000): map_reduce and chat, client_plait / plait"

@@ -9,6 +9,7 @@ from statistics import fmean
 
 import pytest
 
+from benchmarks import mixed_prompts
 from benchmarks.mixed_prompts import (
     GROUP_TOKENS,
     LONG_FILE,
@@ -51,6 +52,15 @@ def test_the_share_of_long_prompts_is_exact(prompts: MixedPrompts) -> None:
     figures = statistics(calls)
     assert figures["long_source_share"] == 0.35
     assert figures["capped_calls"] == sum(call.lengths.prompt_tokens == 7_900 for call in calls)
+
+
+def test_brief_calls_have_short_outputs_and_prompts_that_are_cut(
+    prompts: MixedPrompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mixed_prompts, "BRIEF_PROMPT_TOKENS", 6_000)
+    brief = prompts.draw(Mix(calls=200, rate_per_s=1.0, seed=3, brief=True))
+    assert {call.lengths.output_tokens for call in brief} == {50}
+    assert {call.lengths.prompt_tokens for call in brief if call.long_source} == {3_000, 6_000}
 
 
 def test_arrivals_are_poisson_and_the_rate_only_stretches_them(prompts: MixedPrompts) -> None:

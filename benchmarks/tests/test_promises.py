@@ -69,14 +69,22 @@ def test_the_worst_load_counts_and_jcts_may_not_cost_calls() -> None:
         Point("ttft-0.3", "one", 0.5, "admission", 1): kept(1.0),
         Point("ttft-0.3", "one", 0.5, "admission", 2): kept(0.99),
         Point("ttft-0.3", "one", 1.2, "admission", 1): kept(0.98),
-        Point("ttft-0.3", "one", 1.2, "none", 1): kept(0.2),
+        Point("ttft-0.3", "one", 1.2, "none", 1): kept(0.99),
+        Point("ttft-0.3", "one", 1.2, "fcfs", 1): kept(0.2),
         Point("ttft-0.3", "bystander", 1.2, "admission", 1): kept(0.96),
         Point("jct-2.5", "one", 0.85, "admission", 1): kept(0.96, 3.8),
         Point(NO_JCT, "one", 0.85, "admission", 1): kept(1.0, 4.0),
     }
     made = list(claims(results))
-    assert [(claim.value, claim.holds) for claim in made] == [(0.98, False), (0.96, True), (0.96, True), (0.95, False)]
-    assert made[0].name == "ttft-0.3 kept, callers one, at its worst (load 1.2; none: 0.200)"
+    assert [(claim.value, claim.holds) for claim in made] == [
+        (0.98, False),
+        (0.98 / 0.99, False),
+        (0.96, True),
+        (0.96, True),
+        (0.95, False),
+    ]
+    assert made[0].name == "ttft-0.3 kept, callers one, at its worst (load 1.2; none: 0.990; fcfs: 0.200)"
+    assert made[1].name == "ttft-0.3 kept, callers one, over the better of none, fcfs there"
     assert "| 0.5 | admission | 0.995 |" in "\n".join(markdown(results))
 
 

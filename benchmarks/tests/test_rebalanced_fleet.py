@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from benchmarks.placing.routes import Route, RouteReason, RouteState
 from benchmarks.tests.virtual_fleet import VirtualFleet
 from plait.policy.types import PlacementReason
+from tests.invariants import check
 
 EXPLOIT = PlacementReason.EXPLOIT
 
@@ -50,7 +51,7 @@ def test_an_overloaded_engine_sheds_whole_prefixes_and_gets_them_back() -> None:
     assert len(computed) == 2, "computed once on each engine"
     assert fleet.reasons("B", 1500, 2000) == {("a", EXPLOIT)}, "the surge is over"
     assert len(fleet.changes()) == 3, "shifted, returning, at home"
-    fleet.router.check()
+    check(fleet.router)
 
 
 def test_a_prefix_is_not_moved_for_less_than_its_prefill() -> None:
@@ -81,7 +82,7 @@ def test_a_prefix_whose_load_doubles_is_replicated_and_its_subtree_divided() -> 
     assert RouteReason.REPLICA in {reason for _, reason in fleet.reasons("A", 700, 1400)}
     assert len(fleet.changes()) == 2
     assert not fleet.routes[-1][1], "the replica ends with the surge"
-    fleet.router.check()
+    check(fleet.router)
 
 
 @pytest.mark.no_cover
@@ -102,7 +103,7 @@ def test_nothing_flaps_in_an_hour_of_steady_load(seed: int) -> None:
     reasons = Counter(one.reason for one in fleet.sent)
     computed = sum(one.missed_tokens > 300 for one in fleet.sent)
     assert computed <= len(prefixes) + len(changes), reasons
-    fleet.router.check()
+    check(fleet.router)
 
 
 @pytest.mark.no_cover
@@ -126,7 +127,7 @@ def test_whatever_the_load_a_route_lasts_a_window(rates: list[float], surges: li
                 assert route.since_s == at_s
         for route in before:
             assert at_s - route.since_s >= 180 or route in after or _replaced(route, after)
-    fleet.router.check()
+    check(fleet.router)
 
 
 def _replaced(route: Route, after: list[Route]) -> bool:

@@ -1,4 +1,4 @@
-"""docs/results.md: what it says of a figure, and that it is what the stored reports say."""
+"""Pages of results: what they say of a figure, that the stored reports say so, and that no other page contradicts."""
 
 from __future__ import annotations
 
@@ -11,24 +11,92 @@ import pytest
 from benchmarks import results
 from benchmarks.__main__ import names
 from benchmarks.reporting.figures import Figure, shown
+from benchmarks.reporting.named import contradictions, pages, unnamed
 from benchmarks.reporting.papers import PAPERS
+from benchmarks.reporting.plots import SHOWN
 from benchmarks.reporting.stored import FOLDER, Stored
 from plait.gateway.cli import parse
 from plait.lab.commands.demo import QUICK_CALLS, TURNS, compared
 from plait.lab.simulation.compare import Experiment
 
 
-def test_the_page_is_what_the_reports_say() -> None:
-    assert results.PAGE.read_text(encoding="utf-8") == results.page(Stored.read()), "run: python -m benchmarks results"
+def test_pages_and_plots_are_what_the_reports_say() -> None:
+    made = results.written(Stored.read())
+    others = [path.name for path, text in made.items() if path.read_text(encoding="utf-8") != text]
+    assert not others, "run: python -m benchmarks results"
+    assert len(made) == 2 + len(SHOWN)
+
+
+def test_the_page_has_ten_sentences_and_six_plots() -> None:
+    text, _, _ = (results.DOCS / "results.md").read_text(encoding="utf-8").partition("## What does not hold")
+    assert text.count("\n- **") == 4
+    assert len(re.findall(r"^!\[.+\]\(images/results/\w+\.svg\)$", text, re.MULTILINE)) == len(SHOWN) == 6
+
+
+@pytest.mark.parametrize("path", pages(results.ROOT), ids=lambda path: str(path.relative_to(results.ROOT)))
+def test_no_sentence_contradicts_a_report(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert list(contradictions(text, Stored.read())) == []
+    if path.name not in {"results.md", "claims.md"}:  # written from the reports
+        assert list(unnamed(text)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("3.2<!-- mission: E2E --> times", []),
+        ("3.18<!-- mission: E2E -->", []),
+        ("3.3<!-- mission: E2E --> times", ["3.3: mission has 3.177: E2E"]),
+        ("a share of .31<!-- 1 / mission:\nE2E -->", []),
+        ("31 % <!-- 1 / mission: E2E -->", []),
+        ("32 % <!-- 1 / mission: E2E -->", ["32 %: mission has 31.48: E2E"]),
+        ("3.2<!-- mission: TTFT -->", ["3.2: mission has no claim 'TTFT'"]),
+        ("3.2<!-- missing: E2E -->", ["3.2: missing has no claim 'E2E'"]),
+    ],
+)
+def test_a_named_figure_is_compared_to_all_its_digits(text: str, said: list[str]) -> None:
+    stored = Stored({"mission": {"claims": [{"name": "E2E", "value": 3.177}]}})
+    assert list(contradictions(text, stored)) == said
+
+
+def test_a_figure_that_refers_to_the_results_has_to_be_named() -> None:
+    text = "It takes 3.2 times as long. [Results](results.md) has 40 % more. Others take 3<!-- mission: E2E -->."
+    assert list(unnamed(text)) == ["[Results](results.md) has 40 % more."]
+    assert not list(unnamed("[Results](results.md) has .4<!-- mission: E2E --> of it."))
+
+
+def test_a_claim_keeps_the_day_since_when_it_fails() -> None:
+    fails, other = {"name": "E2E", "value": 2, "holds": False}, {"name": "TTFT", "value": 2, "holds": False}
+    first = results.dated({"claims": [fails]}, {}, "2026-11-28")
+    assert first == {"stored": "2026-11-28", "claims": [{**fails, "since": "2026-11-28"}]}
+    assert results.dated({"claims": [fails]}, first, "2026-12-01") == first
+    second = results.dated({"claims": [fails, other]}, first, "2026-12-01")
+    assert (second["stored"], [claim["since"] for claim in second["claims"]]) == (
+        "2026-12-01",
+        ["2026-11-28", "2026-12-01"],
+    )
+    holds = {**fails, "holds": True}
+    assert results.dated({"claims": [holds]}, second, "2026-12-02")["claims"] == [holds]
+
+
+def test_each_command_is_on_a_page_or_run_by_a_part_of_ci() -> None:
+    texts = [
+        path.read_text(encoding="utf-8")
+        for path in (*pages(results.ROOT), results.ROOT / "CONTRIBUTING.md", results.ROOT / "Makefile")
+    ]
+    for name in names():
+        assert any(re.search(rf"(benchmarks[ .]|`){name}\b", text) for text in texts), f"nobody runs {name}"
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.json")), ids=lambda path: path.stem)
 def test_a_report_names_the_command_that_writes_it(path: Path) -> None:
     report = json.loads(path.read_text(encoding="utf-8"))
     program, name = re.match(r"python -m (\w+) (\w+)", report["command"]).groups()  # type: ignore[union-attr]
-    assert (program, name) == ("benchmarks", path.stem)
+    assert program == "benchmarks"
+    assert path.stem == name or f" --{path.stem.removeprefix(f'{name}_')}" in report["command"]
     assert name in names()
     assert ("machine" in report) == ("date" in report)
+    assert all(claim["holds"] or claim["since"] <= report["stored"] for claim in report["claims"])
 
 
 def test_the_claims_hold_in_a_quick_run_and_the_readme_has_its_table() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.mixed_prompts import Lengths, MixedCall
-from benchmarks.schedulers.claims import claims, knee
+from benchmarks.schedulers.claims import FEW_LOST, by_load, claims, knee
 from benchmarks.schedulers.engine_run import CallRecord, Iterations, Run, run
 from benchmarks.schedulers.metrics import goodput_bound, measure, most_items
-from benchmarks.schedulers.sweep import BOUND, FULL, QUICK, Point, Results
+from benchmarks.schedulers.sweep import BOUND, BRIEF, FULL, QUICK, Point, Results
 from benchmarks.schedulers.systems import OURS, systems
 from plait.policy.costs.cost_model import CostModel, LongAttention, PiecewiseLinear
 from plait.policy.scheduling.in_order import Fcfs
@@ -144,6 +144,31 @@ def test_claims_are_ratios_beyond_the_knee_against_fixed_targets() -> None:
     assert clairvoyant.holds
 
 
+def test_with_brief_calls_the_best_of_the_others_counts_at_each_load() -> None:
+    def figures(goodput: float, throughput: float) -> dict[str, float]:
+        return {
+            "goodput_calls_s": goodput, "throughput_calls_s": throughput, "window_s": 100.0, "feasible_attainment": 0.5
+        }  # fmt: skip
+
+    rivals = {
+        "fcfs_512": (0.0, 0.4),
+        "fcfs_2048": (0.1, 0.8),
+        "srpt": (0.2, 1.0),
+        "edf": (0.5, 1.0),
+        FEW_LOST: (0.6, 1.0),
+    }
+    results = {
+        Point(BRIEF, "range", 0.35, rate, system): figures(goodput, throughput)
+        for rate, ours in ((1.0, (0.6, 0.76)), (8.0, (0.3, 0.7)))
+        for system, (goodput, throughput) in {OURS: ours, **rivals}.items()
+    }
+    made = list(by_load(results))
+    assert [round(claim.value, 3) for claim in made] == [3.0, 1.0, 0.95, 1.5, 0.5, 0.875]
+    assert [claim.holds for claim in made] == [True, True, True, True, False, False]
+    assert [claim.fails for claim in made] == [False] * 5 + [True]
+    assert "it keeps 0.50, few_lost 0.50" in made[4].excused
+
+
 def test_falling_behind_fcfs_at_one_load_fails_the_claim() -> None:
     results = some_results()
     results[Point("rate", "range", 0.35, 1.0, OURS)]["throughput_calls_s"] = 0.98
@@ -170,5 +195,7 @@ def test_the_full_plan_covers_every_system_at_every_load_but_variants() -> None:
     varied = {point.rate_per_s for point in full if kinds.get(point.system) == "variant"}
     assert varied == set(FULL.variant_rates)
     assert {point.system for point in full} == {*kinds, BOUND}
-    assert {point.figure for point in full if point.system == "orca"} == {"rate", "share", "alone"}
-    assert all(len(FULL.seeds_of(point)) == (len(FULL.seeds) if point.figure == "rate" else 1) for point in full)
+    assert {point.figure for point in full if point.system == "orca"} == {"rate", "share", "alone", BRIEF}
+    assert all(
+        len(FULL.seeds_of(point)) == (len(FULL.seeds) if point.figure in {"rate", BRIEF} else 1) for point in full
+    )

@@ -13,10 +13,11 @@ from plait.backends.profiles import load_profile
 from plait.backends.protocol.cache_state import CacheState
 from plait.gateway.fleet.router import Router
 from plait.lab.embedded.engine import Engine, EngineSettings
+from plait.lab.embedded.hash_chain import HashChain
 from plait.lab.embedded.windowed_blocks import WindowedBlocks
 from plait.lab.simulation.compare import MODEL, Experiment, Workload, arrival_times, schedule
 from plait.lab.simulation.simulate import CallRecord, SimulatedCall, Simulation
-from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, HashChain
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 from plait.policy.prefix.hit_ends import EndRule, Hit, HitEnds
 from plait.policy.prefix.prefix_tree import Segment
 

@@ -17,7 +17,7 @@ OLDEST_SERVERS := $(addprefix e2e/real_engines/test_,predictions.py serving.py g
 SMOKE := $(addprefix e2e/real_engines/test_,predictions.py serving.py)
 
 # The suites of real engines in parts of at most five minutes.
-REAL_1 := $(addprefix e2e/real_engines/test_,agents.py client_gone.py eviction_news.py first_minute.py full_fleet.py hit_ends.py \
+REAL_1 := $(addprefix e2e/real_engines/test_,accounts.py agents.py client_gone.py eviction_news.py first_minute.py full_fleet.py hit_ends.py \
 	greedy_output.py held_sessions.py)
 REAL_2 := $(addprefix e2e/real_engines/test_,killed_gateway.py later_objectives.py levers.py other_engines.py package.py \
 	placement_value.py predictions.py ranks.py)
@@ -108,9 +108,9 @@ e2e-postgresql: setup
 soak: setup
 	$(BIN)/python -m benchmarks soak --minutes $(SOAK)
 
-# What is claimed of the gateway, in virtual time: a part of each experiment, some minutes.
+# What is claimed of the gateway, in virtual time: a part of each experiment, some minutes. With TURN, not all of them.
 mission: setup
-	$(BIN)/python -m benchmarks mission --quick
+	$(BIN)/python -m benchmarks mission --quick $(if $(TURN),--turn $(TURN))
 
 # docs/results.md and README's table, from reports that take half an hour on two cores and from stored ones.
 results: setup
@@ -126,6 +126,9 @@ e2e-vllm: vllm-schedulers
 
 vllm-smoke: vllm-schedulers
 	$(VLLM) $(SMOKE)
+
+vllm-1 vllm-2 vllm-3: vllm-%: vllm-environment
+	$(VLLM) $(REAL_$*)
 
 vllm-schedulers: vllm-environment
 	.venv-vllm/bin/python -m pytest -c e2e/real_schedulers/pytest.ini e2e/real_schedulers
@@ -146,6 +149,9 @@ e2e-sglang: sglang-schedulers
 
 sglang-smoke: sglang-schedulers
 	$(SGLANG) $(SMOKE)
+
+sglang-1 sglang-2 sglang-3: sglang-%: sglang-environment
+	$(SGLANG) $(REAL_$*)
 
 sglang-schedulers: sglang-environment
 	.venv-sglang/bin/python -m pytest -c e2e/real_schedulers/pytest.ini e2e/real_schedulers
@@ -218,9 +224,9 @@ PARTS := test-3.12 test-3.13 properties coverage-policy coverage-backends covera
 	costly-requests oncall-calls oncall-gateways oncall-quiet killed-gateways killed-responses damaged-stores guests postgresql-outages \
 	benchmark-tools generated-requests conversations vllm-1 vllm-2 vllm-3 vllm-metagpt vllm-oldest vllm-versions sglang-1 sglang-2 sglang-3 \
 	sglang-versions llamacpp release pages exact-tokens $(addprefix mission-,agents-a agents-b promises tenants order programs-others \
-	programs-busy-200 programs-busy-2000 programs-busy-6000 prefixes preble scheduler documents gateways unnamed ranks-sessions \
+	programs-busy-200 programs-busy-2000 programs-busy-6000 prefixes room preble scheduler documents gateways unnamed ranks-sessions \
 	ranks-tools comparison estimates-sessions estimates-documents windows) margins tiers as-run vllm-estimates vllm-estimates-placed sglang-estimates \
-	placement
+	placement accounts batches
 
 # All of them, or `make nightly PARTS="soak release"`.
 nightly:
@@ -276,7 +282,15 @@ nightly-silent-workers: setup
 
 nightly-postgresql-outages: setup
 	$(BIN)/python -m e2e.postgresql.server
-	PLAIT_TEST_GATEWAYS=3 $(BIN)/python -m pytest e2e/postgresql -m nightly -n 2
+	PLAIT_TEST_GATEWAYS=3 $(BIN)/python -m pytest e2e/postgresql -m nightly -n 2 --ignore e2e/postgresql/test_accounts.py
+
+nightly-accounts: setup
+	$(BIN)/python -m e2e.postgresql.server
+	$(BIN)/python -m pytest e2e/test_accounts.py e2e/postgresql/test_accounts.py -m nightly
+
+nightly-batches: setup
+	$(BIN)/python -m e2e.postgresql.server
+	$(BIN)/python -m benchmarks batches --kills 2 --lines 8000
 
 nightly-benchmark-tools: clients-environment
 	$(BIN)/python -m pytest e2e/clients/test_benchmark_tools.py e2e/clients/test_jdk.py
@@ -287,8 +301,7 @@ nightly-generated-requests: clients-environment
 nightly-conversations: clients-environment
 	$(BIN)/python -m pytest e2e/clients/test_conversations.py e2e/clients/test_page.py -m nightly -n 2
 
-nightly-vllm-1 nightly-vllm-2 nightly-vllm-3: nightly-vllm-%: vllm-environment
-	$(VLLM) $(REAL_$*)
+nightly-vllm-1 nightly-vllm-2 nightly-vllm-3: nightly-%: %
 
 nightly-vllm-estimates: vllm-environment
 	$(VLLM) e2e/real_engines/test_estimates.py -k "not placement"
@@ -306,8 +319,7 @@ nightly-vllm-oldest: e2e-vllm-oldest
 
 nightly-vllm-versions: e2e-vllm-versions
 
-nightly-sglang-1 nightly-sglang-2 nightly-sglang-3: nightly-sglang-%: sglang-environment
-	$(SGLANG) $(REAL_$*)
+nightly-sglang-1 nightly-sglang-2 nightly-sglang-3: nightly-%: %
 
 nightly-sglang-versions: e2e-sglang-versions
 
@@ -330,7 +342,7 @@ nightly-margins: setup
 	$(BIN)/python -m benchmarks margins --quick
 
 nightly-placement: setup
-	$(BIN)/python -m benchmarks placement --held --only "documents 64" "games 20" --policies smg lmetric
+	$(BIN)/python -m benchmarks placement --held --only "games 20" --policies smg lmetric
 
 nightly-as-run: setup
 	$(BIN)/python -m benchmarks as_run

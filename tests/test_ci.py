@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -91,17 +92,20 @@ def test_a_run_makes_each_step_and_one_part_and_ends_with_their_times(checkout: 
 @pytest.mark.parametrize(
     "file", ["backends/vllm/plugin.py", "policy/scheduling/slo_scheduler.py", "e2e/real_engines/fleet.py"]
 )
-def test_a_change_of_an_adapter_brings_its_whole_suite(checkout: Checkout, file: str) -> None:
-    checkout.commit(file, age_days=0)
-    made = checkout.run("run").stdout
-    assert "made e2e-vllm\n" in made
-    assert ("made e2e-sglang\n" in made) == ("vllm" not in file)
+def test_a_change_of_an_adapter_brings_a_third_of_its_suite(checkout: Checkout, file: str) -> None:
+    thirds = set[str]()
+    for changed in (file, "docs/more-1", "docs/more-2"):
+        checkout.commit(changed, age_days=0)
+        made = checkout.run("run").stdout
+        thirds |= set(re.findall(r"made ((?:vllm|sglang)-\d)\n", made))
+    assert {f"vllm-{third}" for third in (1, 2, 3)} <= thirds
+    assert any(third.startswith("sglang") for third in thirds) == ("vllm" not in file)
 
 
 def test_a_failed_step_ends_the_run_and_is_told_last(checkout: Checkout) -> None:
     done = checkout.run("run", fails="e2e-clients")
     assert done.returncode == 1
-    assert "e2e-sglang" not in done.stdout
+    assert "sglang-smoke" not in done.stdout
     *_, says, failed, exits = done.stdout.splitlines()
     assert (says, failed) == ("e2e-clients says what is wrong", "failed: make e2e-clients")
     assert exits.startswith("exit 1 after")

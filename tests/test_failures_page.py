@@ -16,7 +16,7 @@ CAUSE = re.compile(r"^### (?P<title>[^\n]+)\n\n(?P<text>.*?)(?=^##|\Z)", re.MULT
 PART = re.compile(r"^- \*\*(\w+):\*\* ", re.MULTILINE)
 METRIC = re.compile(r"`(plait_\w+)(?:\{[^`]*\})?`")
 REFUSAL = re.compile(r"\b[45]\d\d `(\w+)`")
-OPERATED = {"durability", "failures", "oncall", "operations", "scaling", "security", "sessions", "tiers"}
+OPERATED = {"batches", "durability", "failures", "oncall", "operations", "scaling", "security", "sessions", "tiers"}
 CAUSES = {match["title"]: match["text"] for match in CAUSE.finditer(PAGE)}
 
 

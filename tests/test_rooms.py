@@ -12,7 +12,7 @@ from tests.source_tree import ROOT, SHIPPED, imports, module_file, path_of, sour
 ROOMS = {
     "policy": (
         {"admission"},
-        {"placement", "scheduling", "programs", "sessions"},
+        {"batches", "placement", "scheduling", "programs", "sessions"},
         {"costs", "order"},
         {"prefix"},
         {"types"},
@@ -44,12 +44,12 @@ ROOMS = {
         {"answers"},
         {"fleet"},
         {"others"},
-        {"asgi", "log", "metrics", "streams", "supervision", "timer"},
+        {"asgi", "log", "metrics", "streams", "supervision", "tables", "timer"},
         {"config", "ids", "timed_events"},
     ),
     "gateway/guests": (
-        {"durability", "live", "tracing"},
-        {"receipts", "responses"},
+        {"account", "durability", "live", "tracing"},
+        {"batches", "receipts", "responses"},
         {"discovery", "engines", "forms", "peers", "programs", "translation"},
         {"store"},
     ),

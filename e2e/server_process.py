@@ -38,9 +38,21 @@ STARTED: list[Server] = []
 
 
 class Server:
-    """One `plait` process. Its stderr goes to `log_path`; `ready_path` answers 200 once it can be used."""
+    """One `plait` process. Its stderr goes to `log_path`; `ready_path` answers 200 once it can be used.
 
-    def __init__(self, name: str, port: int, arguments: Sequence[str], log_path: Path, *, ready_path: str) -> None:
+    `processes`: how many processes count for themselves in its metrics.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        port: int,
+        arguments: Sequence[str],
+        log_path: Path,
+        *,
+        ready_path: str,
+        processes: int = WORKERS,
+    ) -> None:
         self.name = name
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
@@ -50,6 +62,7 @@ class Server:
         """A file descriptor for its stderr in place of the log."""
         self._command = [*PYTHON_MODULE, "plait.gateway.cli", *arguments]
         self._ready_path = ready_path
+        self.processes = processes
         self._process: subprocess.Popen[bytes] | ForkedPython | None = None
         self._is_interrupted = False
         STARTED.append(self)
@@ -64,11 +77,6 @@ class Server:
         """The process's id."""
         assert self._process is not None
         return self._process.pid
-
-    @property
-    def processes(self) -> int:
-        """How many processes count for themselves in its metrics."""
-        return WORKERS
 
     @property
     def resident_bytes(self) -> int:

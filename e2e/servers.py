@@ -100,7 +100,7 @@ class Launcher:
             config[section] = values if isinstance(values, list) else {**config.get(section, {}), **values}
         config["server"].setdefault("advertise_url", f"http://127.0.0.1:{port}")
         path.write_text(toml(config))
-        return self._serve(name, port, ["--config", str(path)])
+        return self._serve(name, port, ["--config", str(path)], config["server"]["workers"])
 
     def gateways(
         self,
@@ -129,8 +129,9 @@ class Launcher:
         port = free_port()
         return self._serve(name, port, [*arguments, "--port", str(port)])
 
-    def _serve(self, name: str, port: int, arguments: Sequence[str]) -> Server:
-        gateway = Server(name, port, ["serve", *arguments], self._folder / f"{name}.log", ready_path="/ready")
+    def _serve(self, name: str, port: int, arguments: Sequence[str], processes: int = WORKERS) -> Server:
+        log_path = self._folder / f"{name}.log"
+        gateway = Server(name, port, ["serve", *arguments], log_path, ready_path="/ready", processes=processes)
         self._gateways.append(gateway)
         return gateway
 
@@ -152,12 +153,19 @@ class Fleet:
 
 
 def toml(config: Mapping[str, Any]) -> str:
-    """A configuration of tables and arrays of tables; JSON's scalars and arrays are TOML's."""
+    """A configuration of tables and arrays of tables."""
     lines = []
     for section, value in config.items():
         tables = value if isinstance(value, list) else [value]
         heading = f"[[{section}]]" if isinstance(value, list) else f"[{section}]"
         for table in tables:
             lines.append(heading)
-            lines += [f"{key} = {json.dumps(item)}" for key, item in table.items()]
+            lines += [f"{key} = {_inline(item)}" for key, item in table.items()]
     return "\n".join(lines) + "\n"
+
+
+def _inline(value: object) -> str:
+    """A value of a key; JSON's scalars and arrays are TOML's."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key} = {_inline(item)}' for key, item in value.items())}}}"
+    return json.dumps(value)

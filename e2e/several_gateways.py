@@ -17,14 +17,10 @@ class Gateways(Server):
     """Several gateways that look as one: this process is the load balancer before `members`."""
 
     def __init__(self, name: str, port: int, members: Sequence[Server], log_path: Path) -> None:
-        super().__init__(name, port, (), log_path, ready_path="/ready")
+        processes = sum(member.processes for member in members)
+        super().__init__(name, port, (), log_path, ready_path="/ready", processes=processes)
         self.members = members
         self._command = [sys.executable, "-m", "e2e.balancer", str(port), *(str(one.port) for one in members)]
-
-    @property
-    def processes(self) -> int:
-        """All gateways."""
-        return len(self.members)
 
     def start(self) -> None:
         """Start all."""

@@ -26,7 +26,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         for server in (*engines, gateway):
             server.start()
         gateway.wait_until_ready()
-        eventually(lambda: gateway.metric("plait_engine_up") >= request.param * gateway.processes * len(engines))
+        eventually(lambda: gateway.metric("plait_engine_up") >= gateway.processes * len(engines))
         yield Fleet(gateway, {engine.name: engine for engine in engines})
 
 

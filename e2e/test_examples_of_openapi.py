@@ -15,6 +15,8 @@ def test_each_example_is_answered(fleet: Fleet) -> None:
     }
     assert len(examples) > 15
     session = fleet.gateway.post("/v1/sessions", json=examples["/v1/sessions"]).json()["id"]
+    lines = {"file": ("lines.jsonl", b"{}"), "purpose": (None, "batch")}
+    examples["/v1/batches"]["input_file_id"] = fleet.gateway.post("/v1/files", files=lines).json()["id"]
     in_turn = ("/v1/variables", "/v1/submit", "/v1/get")
     for path in [*(path for path in examples if path not in in_turn), *in_turn]:
         body = examples[path] | ({"session_id": session} if path in in_turn else {})

@@ -86,10 +86,16 @@ def test_the_engine_gets_the_attempts_span_and_calls_that_are_not_sampled_pass(
     assert len(receiver.named("POST")) == 1
 
 
+def wait_until_recovered(gateway: Server) -> None:
+    """Wait until requests of programs get no 503, which would have a span, too."""
+    eventually(lambda: gateway.get("/v1/sessions/none").status_code == 404)
+
+
 def test_a_programs_calls_are_linked_along_its_variables_also_after_a_kill(
     launch: Launcher, receiver: Receiver, tmp_path: Path
 ) -> None:
     gateway = started(launch, receiver, store={"path": str(tmp_path / "store" / "s.db")})
+    wait_until_recovered(gateway)
     program = {
         "session": "story",
         "calls": [
@@ -108,6 +114,7 @@ def test_a_programs_calls_are_linked_along_its_variables_also_after_a_kill(
     gateway.kill()
     gateway.start()
     gateway.wait_until_ready()
+    wait_until_recovered(gateway)
     later = {"model": "demo", "prompt": "Blame {{praise}}:{{blame}}", "max_tokens": 4, "session_id": "story",
              "placeholders": [{"name": "praise", "semantic_var_id": "praise"},
                               {"name": "blame", "in_out": True, "semantic_var_id": "blame"}]}  # fmt: skip

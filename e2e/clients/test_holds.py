@@ -38,15 +38,24 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, 
         engine = launch.engine("demo-1", time_scale=1, options=["--max-running-calls", "1"])
         gateway = launch.gateway([engine], server={"api_keys": [KEY]}, admission={"hold_s": WHOLE_HELD_S})
         Fleet(gateway, {engine.name: engine}).start()
+        runnable = [client for client in HOLDS if client.why_not is None]
+
+        def all_waited() -> bool:
+            return gateway.metric("plait_refusals_total", code="waiting") >= len(runnable)
+
         with sync_client(gateway, api_key=KEY) as busy:
-            asked = asking("busy", max_tokens=round(HOLD_S / TOKEN_S), extra_body={"ignore_eos": True})
-            began_s, first = time.monotonic(), threads.submit(lambda: busy.chat.completions.create(**asked))
-            time.sleep(1.0)
-            runnable = [client for client in HOLDS if client.why_not is None]
+            asked = asking("busy", max_tokens=round(3 * HOLD_S / TOKEN_S), extra_body={"ignore_eos": True})
+            answer, end_s = busy.chat.completions.create(**asked, stream=True), time.monotonic() + HOLD_S
+            next(answer)
+
+            def hold() -> None:
+                """Holds the slot until each client was told to wait: some start late on a busy machine."""
+                with answer:
+                    next(chunk for chunk in answer if time.monotonic() >= end_s and all_waited())
+
+            held = threads.submit(hold)
             yield {client.name: threads.submit(run_program, client.command, gateway.url, folder) for client in runnable}
-            first.result()
-            assert time.monotonic() - began_s >= HOLD_S
-        assert gateway.metric("plait_refusals_total", code="waiting") >= len(runnable)
+            held.result()
 
 
 @pytest.mark.parametrize("client", HOLDS, ids=lambda client: client.file_name)

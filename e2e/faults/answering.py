@@ -11,7 +11,7 @@ import msgspec
 from e2e.faults.actions import GOOD, Altered, Ending, Raw
 from e2e.faults.completions import Body, completion_of, event
 from e2e.faults.pace import Pace, Silence
-from plait.backends.translation.translation import AnswerTranslator
+from plait.backends.translation.answer_translator import TurnTranslator
 
 _ENDLESS = b"x" * 2**20
 _STREAM_FIELDS = ((b"content-type", b"text/event-stream; charset=utf-8"), (b"transfer-encoding", b"chunked"))
@@ -31,7 +31,7 @@ class Wire(Protocol):
 
 
 async def answer(
-    wire: Wire, body: Body, altered: Altered, pace: Pace, translator: AnswerTranslator | None = None
+    wire: Wire, body: Body, altered: Altered, pace: Pace, translator: TurnTranslator | None = None
 ) -> None:
     """Answer a call. A `translator` makes another API's answer of it."""
     if pace.first_s:
@@ -60,7 +60,7 @@ async def write_raw(wire: Wire, raw: Raw) -> None:
     await wire.end(raw.ending)
 
 
-async def _whole(wire: Wire, body: Body, altered: Altered, pace: Pace, translator: AnswerTranslator | None) -> None:
+async def _whole(wire: Wire, body: Body, altered: Altered, pace: Pace, translator: TurnTranslator | None) -> None:
     completion = completion_of(body)
     if pace.token_s:
         await asyncio.sleep(pace.token_s * len(completion.tokens))

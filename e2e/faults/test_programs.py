@@ -120,7 +120,11 @@ async def _ask(client: Client, link: Link) -> Answer:
     if link.number:
         headers["plait-inputs"] = f"c{link.chain}_{link.number - 1}"
         before = f"{{{{{headers['plait-inputs']}}}}}"
-    return await client.post(CHAT, link.body(before), headers)
+    while True:
+        answer = await client.post(CHAT, link.body(before), headers)
+        if answer.status != 429:  # a gateway that a busy machine has held up refuses, and SDKs ask again
+            return answer
+        await asyncio.sleep(0.1)
 
 
 def _expected(link: Link) -> str:

@@ -32,6 +32,7 @@ from tests.source_tree import ROOT
 from tests.waiting import WITHIN_S
 
 NEEDS: Final[Mapping[str, str]] = {
+    "accounts": "a gateway with a store, tenants and an admin key: e2e/test_accounts.py",
     "checkout": "the developers' environment, and minutes: its commands are there, with their options",
     "client": "a released client, in its environment: e2e/clients/test_page.py and test_agents.py",
     "docker": "Docker Compose",

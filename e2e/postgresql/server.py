@@ -113,6 +113,27 @@ class Postgres:
         """End it at once, without a checkpoint."""
         self._end(signal.SIGQUIT)
 
+    def freeze(self) -> None:
+        """Stop all its processes (SIGSTOP): connections stay, and nothing is answered."""
+        self._signal_all(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Let them go on."""
+        self._signal_all(signal.SIGCONT)
+
+    def _signal_all(self, number: int) -> None:
+        """Signal the first process, which then makes no more, and its children.
+
+        The list of children may lack some while others end, so it is read again.
+        """
+        assert self._process is not None
+        first = self._process.pid
+        os.kill(first, number)
+        for _ in range(3):
+            for pid in Path(f"/proc/{first}/task/{first}/children").read_text().split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), number)
+
     def run(self, statement: str, url: str | None = None) -> str:
         """What `psql` prints for a statement; `url` is that of a database other than the first."""
         command = [

@@ -22,7 +22,7 @@ from e2e.sdk import sync_client
 from e2e.server_process import Server
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.tokenizer import Tokenizer
-from plait.policy.prefix.block_hash import HashChain
+from plait.lab.embedded.hash_chain import HashChain
 from tests.waiting import WITHIN_S
 
 TRACE: Final = "hotpotqa_100.jsonl"

@@ -202,6 +202,6 @@ def test_a_setting(tmp_path: Path) -> None:
     compared = "tests/gateway/config/test_sections.py::test_the_example_is_made_from_the_sections"
     with pytest.raises(AssertionError, match="test_the_example_is_made_from_the_sections"):
         copy.check(compared)
-    copy.run("python -m plait.gateway.config.example")
+    copy.run("python -m tests.example_config")
     copy.check(compared)
     copy.run("plait check-config --config config.example.toml")

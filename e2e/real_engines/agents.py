@@ -121,6 +121,7 @@ def ask(client: OpenAI, name: str, prompt: str | list[int], output_tokens: int) 
         predicted_tokens=int(raw.headers["plait-cached-tokens"]),
         cached_tokens=(details and details.cached_tokens) or 0,
         ttft_s=first_s - sent_s,
+        sent_s=sent_s,
     )
     return Turn(answer, prompt_ids, output_ids, sent_s), said
 

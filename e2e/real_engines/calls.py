@@ -18,6 +18,7 @@ from e2e.server_process import Server
 from plait.backends.protocol.openai import ChatRequest
 from plait.backends.tokenization.loading import load_tokenizer
 from plait.backends.tokenization.rendered_fields import RenderedFields, Renderers, rendered_fields
+from plait.backends.tokenization.tokenizer import Tokenizer
 from plait.lab.simulation.shared_prefixes import SharedPrefix, load_prefixes
 from plait.lab.simulation.workload import (
     WorkloadCall,
@@ -29,7 +30,10 @@ from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One call's fate: cached tokens as the gateway predicted and as the engine found them, TTFT in seconds."""
+    """One call's fate: cached tokens as the gateway predicted and as the engine found them, TTFT in seconds.
+
+    `sent_s` is when it was sent, on the monotonic clock.
+    """
 
     prefix: str
     engine: str
@@ -37,6 +41,7 @@ class Answer:
     predicted_tokens: int
     cached_tokens: int
     ttft_s: float
+    sent_s: float
 
     @property
     def was_predicted(self) -> bool:
@@ -52,6 +57,13 @@ def fields_of(kind: EngineKind, body: Mapping[str, Any]) -> RenderedFields:
     raw = msgspec.json.encode(body)
     request, given = msgspec.json.decode(raw, type=ChatRequest), msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
     return rendered_fields(request, given, Renderers(form=kind.name, prepares=True))
+
+
+def prompt_of(call: WorkloadCall, tokenizer: Tokenizer, kind: EngineKind) -> list[int]:
+    """The ids of a call's prompt on engines of one kind."""
+    body = {"model": MODEL, "messages": call.messages, **({} if call.tools is None else {"tools": call.tools})}
+    fields = fields_of(kind, body)
+    return tokenizer.encode_chat(call.messages, tools=fields.tools, form=fields.form)
 
 
 def workload(
@@ -127,4 +139,5 @@ def _ask(client: OpenAI, call: WorkloadCall) -> Answer:
         predicted_tokens=int(raw.headers["plait-cached-tokens"]),
         cached_tokens=(details and details.cached_tokens) or 0,
         ttft_s=first_s - sent_s,
+        sent_s=sent_s,
     )

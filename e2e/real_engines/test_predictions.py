@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 import pytest
 from openai import OpenAI
 
-from e2e.real_engines.calls import Answer, send_at_once, send_singly, workload
+from e2e.real_engines.cache_changes import CacheChanges, following
+from e2e.real_engines.calls import Answer, prompt_of, send_at_once, send_singly, workload
 from e2e.real_engines.engine import KV_TOKENS, MODEL, EngineKind, RealEngine, stored_blocks
 from e2e.real_engines.findings import Findings
 from e2e.real_engines.fleet import EngineFleet
 from e2e.server_process import eventually
+from plait.backends.tokenization.loading import load_tokenizer
 from plait.lab.simulation.workload import WorkloadCall
-from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS
+from plait.policy.prefix.block_hash import TREE_BLOCK_TOKENS, chain, root_hash
 
 CALLS: Final = 300
 EVICTING_SET_TOKENS: Final = 3 * KV_TOKENS
@@ -78,21 +81,42 @@ def test_calls_at_concurrency_8_after_eviction(fleet: EngineFleet, kind: EngineK
     assert findings.at_least("share predicted of calls at concurrency 8", share_predicted(answers), 0.95)
 
 
-def test_calls_at_concurrency_8_while_engines_evict(
-    fleet: EngineFleet, calls: list[WorkloadCall], findings: Findings
-) -> None:
-    """What a call finds depends on what the calls before it evict between its placement and its start.
+def has_changed(answer: Answer, prompt: Sequence[int], changes: CacheChanges) -> bool:
+    """Whether the engine has stored or evicted a block of the prompt by which prediction and finding differ.
 
-    The share of 900 calls was .964 to .984 in seventeen runs, so there are twice as many.
+    It did so after the newest report that the gateway surely had, and before the call's first token.
+    """
+    blocks = list(chain(prompt, TREE_BLOCK_TOKENS, root_hash(MODEL)))
+    first, end = sorted(tokens // TREE_BLOCK_TOKENS for tokens in (answer.predicted_tokens, answer.cached_tokens))
+    since_s, until_s = answer.sent_s - CONFIRMED_S, answer.sent_s + answer.ttft_s
+    return any(changes.has(block, since_s, until_s) for block in blocks[first:end])
+
+
+def test_calls_at_concurrency_8_while_engines_evict(
+    fleet: EngineFleet, kind: EngineKind, model: Path, calls: list[WorkloadCall], findings: Findings
+) -> None:
+    """What a call finds depends on what others store and evict between its placement and its start.
+
+    How much that is depends on how long calls wait, so on the machine: the share predicted of 1,800 calls was .978 on
+    an idle one, .969 on the same one with other tests beside. So wrong predictions count of blocks that stayed as they
+    were. The share without them was .994.
     """
     fleet.settle()
     before = {name: engine.cache_state() for name, engine in fleet.engines.items()}
-    answers = send_at_once(fleet.gateway, calls[CALLS:], 8)
+    with following(fleet.engines) as changes:
+        answers = send_at_once(fleet.gateway, calls[CALLS:], 8)
     note(findings, "calls at concurrency 8 while engines evict", answers)
     for name, engine in fleet.engines.items():
         assert removed_since(engine, before[name].cursor, before[name].epoch) > 0
-    share = share_predicted(answers)
-    assert findings.at_least("share predicted of calls at concurrency 8 while engines evict", share, 0.97)
+    tokenizer = load_tokenizer(str(model))
+    wrong = [
+        answer
+        for call, answer in zip(calls[CALLS:], answers, strict=True)
+        if not answer.was_predicted
+        and not has_changed(answer, prompt_of(call, tokenizer, kind), changes[answer.engine])
+    ]
+    share = 1 - len(wrong) / len(answers)
+    assert findings.at_least("share predicted, of blocks that stayed, while engines evict", share, 0.98), wrong
 
 
 def test_after_a_restart(fleet: EngineFleet, calls: list[WorkloadCall], findings: Findings) -> None:

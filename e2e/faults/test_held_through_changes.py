@@ -26,7 +26,8 @@ def fleet(tmp_path: Path) -> Any:
     """Two engines with one slot each."""
     with Launcher(tmp_path) as launch:
         engines = [launch.engine(name, time_scale=1, options=["--max-running-calls", "1"]) for name in ("a", "b")]
-        gateway = launch.gateway(engines, server={"admin_key": ADMIN_KEY})
+        held = {"hold_s": 60 * SLOWNESS}  # a call without a stream is told to come back after that
+        gateway = launch.gateway(engines, server={"admin_key": ADMIN_KEY}, admission=held)
         fleet = Fleet(gateway, {engine.name: engine for engine in engines})
         fleet.start()
         yield fleet

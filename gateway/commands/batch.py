@@ -20,6 +20,9 @@ from plait.gateway.commands.asked_gateway import NoAnswerError
 EACH_S, LONGEST_S = 1.0, 30.0
 """Between two looks at the batch. While the gateway does not answer, the pause doubles up to the longest one."""
 
+REPEATED: Final = {"x-stainless-retry-count": "1"}
+"""Of a create that may have been sent before, and then gets the same batch. A file of its own tells it from others."""
+
 ENDED: Final = frozenset(("completed", "failed", "expired", "cancelled"))
 
 
@@ -37,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Run the batch; exits with 1 if a line has failed. Ctrl-C leaves it running.
 
-    Raises ValueError if the gateway refuses, or does not answer before there is a batch.
+    Raises ValueError if the gateway refuses, or does not answer before it has the file.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
@@ -46,7 +49,7 @@ def run(arguments: argparse.Namespace) -> None:
     with arguments.file.open("rb") as lines:
         uploaded = gateway.ask("POST", "/v1/files", files={"file": lines}, data={"purpose": "batch"}, timeout=600.0)
     asked = {"input_file_id": uploaded["id"], "endpoint": endpoint, "completion_window": arguments.window}
-    batch = gateway.ask("POST", "/v1/batches", json=asked)
+    batch = gateway.patiently(gateway.ask, "POST", "/v1/batches", json=asked, headers=REPEATED)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     try:
         with Progress(*columns) as bar:
@@ -89,12 +92,12 @@ class _Gateway:
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self._client = httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=30.0, trust_env=False)
 
-    def patiently(self, request: Callable[..., Any], *args: Any) -> Any:
+    def patiently(self, request: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """What a request returns once the gateway answers, which may be restarted or replaced meanwhile."""
         pause_s = EACH_S
         while True:
             try:
-                return request(*args)
+                return request(*args, **options)
             except NoAnswerError as error:
                 if pause_s == EACH_S:
                     print(f"{error} (trying again)", file=sys.stderr)

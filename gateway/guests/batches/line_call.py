@@ -103,14 +103,17 @@ async def _never() -> Message:
 
 def answered(line: Line, request_id: str, outcome: Outcome) -> bytes:
     """The line of the output, or of the errors, for an answer."""
-    response = {"status_code": outcome.status, "request_id": request_id, "body": _json(outcome.body)}
-    return msgspec.json.encode({"id": request_id, "custom_id": line.custom_id, "response": response, "error": None})
+    return _written(line, request_id, outcome, None)
 
 
-def unanswered(line: Line, request_id: str, code: str, message: str) -> bytes:
-    """The line of the errors for one without an answer."""
-    error = {"code": code, "message": message}
-    return msgspec.json.encode({"id": request_id, "custom_id": line.custom_id, "response": None, "error": error})
+def unanswered(line: Line, request_id: str, code: str, message: str, last: Outcome | None = None) -> bytes:
+    """The line of the errors for one that was given up; `last` is what it had come to, if it was tried."""
+    return _written(line, request_id, last, {"code": code, "message": message})
+
+
+def _written(line: Line, request_id: str, outcome: Outcome | None, error: dict[str, str] | None) -> bytes:
+    response = outcome and {"status_code": outcome.status, "request_id": request_id, "body": _json(outcome.body)}
+    return msgspec.json.encode({"id": request_id, "custom_id": line.custom_id, "response": response, "error": error})
 
 
 def _json(body: bytes) -> Any:

@@ -19,6 +19,7 @@ import structlog
 
 from plait.gateway.api.call_api import CallApi
 from plait.gateway.calls.call import DEFECT
+from plait.gateway.calls.request_faults import NOT_SUPPORTED
 from plait.gateway.guests.batches.batch import BatchError
 from plait.gateway.guests.batches.checking import read_line
 from plait.gateway.guests.batches.desk import LEASE_S, Desk, NotOwnerError
@@ -185,7 +186,7 @@ class Runner:
             while left and not (run.lost or run.is_over):
                 others = [line for line in left if run.batch.cut_off.get(line, 0) < MOST_DEATHS - 1]
                 for line in () if others else left:  # last: none of the others has to wait for them
-                    self._begin_line(run, self._alone(run, line, None))
+                    self._begin_line(run, self._alone(run, line, None, None))
                 engines = self._feeder.engines(run.batch.model or "")
                 run.left = await asyncio.to_thread(LinesLeft, lines.chains, others, engines)
                 await self._feed(run)
@@ -277,13 +278,13 @@ class Runner:
             self._feeder.wake()
         elif outcome is not None:
             await asyncio.sleep(FAILED_S)
-            await self._alone(run, line, "" if sent is None else sent.engine)
+            await self._alone(run, line, "" if sent is None else sent.engine, outcome)
 
-    async def _alone(self, run: Running, line: int, failed_on: str | None) -> None:
+    async def _alone(self, run: Running, line: int, failed_on: str | None, last: Outcome | None) -> None:
         """Run a line with no other line beside it, since it may be what kills engines, or gateways.
 
-        An engine has failed it; None: gateways have died with it. The line has failed after a second engine, after
-        `MOST_TRIES` where there is only one, or with `MOST_DEATHS`.
+        An engine has failed it, and this was its `last` answer; None: gateways have died with it. The line has failed
+        after a second engine, after `MOST_TRIES` where there is only one, or with `MOST_DEATHS`.
         """
         tries, model = 0 if failed_on is None else 1, run.batch.model or ""
         while tries < MOST_TRIES and run.batch.cut_off.get(line, 0) < MOST_DEATHS:
@@ -297,11 +298,12 @@ class Runner:
                     return
                 if outcome.status not in LATER:
                     tries = tries + 1 if failed_on in (None, engine) else MOST_TRIES
-                    failed_on = engine if failed_on is None else failed_on
+                    failed_on, last = engine if failed_on is None else failed_on, outcome
                 await asyncio.sleep(_pause_s(outcome))  # others that wait for it come no sooner
         read = read_line(await self.keeper.line(run, line))
         message = "The line has failed again and again: engines have failed it, or gateways have died with it."
-        self.keeper.answered(run, line, True, unanswered(read, f"batch_req_{token_hex(12)}", "line_failed", message))
+        ended = unanswered(read, f"batch_req_{token_hex(12)}", "line_failed", message, last)
+        self.keeper.answered(run, line, True, ended)
 
     async def _outcome(self, run: Running, sent: SentLine | None, line: int) -> Outcome | None:
         """Send a line. Returns what it has come to, or None if that is its answer."""
@@ -312,7 +314,7 @@ class Runner:
         finally:
             run.sent.discard(line)
             self._feeder.ended(sent)
-        if outcome.status in LATER or outcome.status >= 500:
+        if outcome.status in LATER or (outcome.status >= 500 and outcome.status != NOT_SUPPORTED):
             return outcome
         self.keeper.answered(run, line, outcome.status >= 400, answered(read, request_id, outcome), outcome.body)
         self._feeder.wake()

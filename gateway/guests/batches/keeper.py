@@ -101,10 +101,10 @@ class Keeper:
 
     def answered(self, run: Running, line: int, failed: bool, data: bytes, body: bytes = b"") -> None:
         """A line has ended with `data`, which is to be written; `body` is its answer, if there is one."""
+        run.batch = run.batch.counted(failed=failed, used=usage_of(body))
         run.ready.append(LineAnswer(line, failed, data))
         run.ready_bytes += len(data)
         run.ended += 1
-        run.batch = run.batch.counted(failed=failed, used=usage_of(body))
         self.counts[run.batch.model or "", "failed" if failed else "completed"] += 1
 
     async def keep_writing(self, run: Running) -> None:

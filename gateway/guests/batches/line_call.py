@@ -125,6 +125,11 @@ def _json(body: bytes) -> Any:
     return msgspec.Raw(msgspec.json.format(body, indent=-1) if b"\n" in body else body)
 
 
+class _Details(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
 class _Counted(msgspec.Struct, frozen=True):
     """The usage of an answer, by the names of chats or of responses."""
 
@@ -132,10 +137,10 @@ class _Counted(msgspec.Struct, frozen=True):
     completion_tokens: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
-    prompt_tokens_details: dict[str, Any] | None = None
-    completion_tokens_details: dict[str, Any] | None = None
-    input_tokens_details: dict[str, Any] | None = None
-    output_tokens_details: dict[str, Any] | None = None
+    prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _Details | None = None
+    input_tokens_details: _Details | None = None
+    output_tokens_details: _Details | None = None
 
 
 class _Answer(msgspec.Struct, frozen=True):
@@ -153,7 +158,7 @@ def usage_of(body: bytes) -> tuple[int, int, int, int]:
         usage = None
     if usage is None:
         return 0, 0, 0, 0
-    cached = (usage.prompt_tokens_details or usage.input_tokens_details or {}).get("cached_tokens")
-    reasoning = (usage.completion_tokens_details or usage.output_tokens_details or {}).get("reasoning_tokens")
+    cached = (usage.prompt_tokens_details or usage.input_tokens_details or _Details()).cached_tokens
+    reasoning = (usage.completion_tokens_details or usage.output_tokens_details or _Details()).reasoning_tokens
     prompt, output = usage.prompt_tokens + usage.input_tokens, usage.completion_tokens + usage.output_tokens
     return prompt, cached or 0, output, reasoning or 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from math import inf
@@ -186,7 +186,7 @@ class Runner:
             while left and not (run.lost or run.is_over):
                 others = [line for line in left if run.batch.cut_off.get(line, 0) < MOST_DEATHS - 1]
                 for line in () if others else left:  # last: none of the others has to wait for them
-                    self._begin_line(run, self._alone(run, line, None, None))
+                    self._begin_line(run, line, partial(self._alone, run, line, None, None))
                 engines = self._feeder.engines(run.batch.model or "")
                 run.left = await asyncio.to_thread(LinesLeft, lines.chains, others, engines)
                 await self._feed(run)
@@ -262,12 +262,22 @@ class Runner:
         line = run.left.take(engine or "")
         self._shares.serve(run.batch.identity, run.lines.lengths[line])
         sent = None if engine is None else self._feeder.sent(engine, tokens, loop_time_s())
-        self._begin_line(run, self._line(run, sent, line))
+        self._begin_line(run, line, partial(self._line, run, sent, line))
 
-    def _begin_line(self, run: Running, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work, name="batch-line")
+    def _begin_line(self, run: Running, line: int, work: Callable[[], Awaitable[None]]) -> None:
+        task = asyncio.create_task(self._contained(run, line, work), name="batch-line")
         run.asked.add(task)
         task.add_done_callback(partial(_line_ended, run))
+
+    async def _contained(self, run: Running, line: int, work: Callable[[], Awaitable[None]]) -> None:
+        """Do the work of a line, which alone has failed by a defect."""
+        try:
+            await work()
+        except NotOwnerError:
+            raise
+        except Exception:
+            log.exception("a line failed by a defect", batch=run.batch.id, line=line)
+            await self._give_up(run, line, "A defect of the gateway has ended the line.", None)
 
     async def _line(self, run: Running, sent: SentLine | None, line: int) -> None:
         """Send one line, as `ask` does. Its answer is written, or the line comes again."""
@@ -300,8 +310,11 @@ class Runner:
                     tries = tries + 1 if failed_on in (None, engine) else MOST_TRIES
                     failed_on, last = engine if failed_on is None else failed_on, outcome
                 await asyncio.sleep(_pause_s(outcome))  # others that wait for it come no sooner
-        read = read_line(await self.keeper.line(run, line))
         message = "The line has failed again and again: engines have failed it, or gateways have died with it."
+        await self._give_up(run, line, message, last)
+
+    async def _give_up(self, run: Running, line: int, message: str, last: Outcome | None) -> None:
+        read = read_line(await self.keeper.line(run, line))
         ended = unanswered(read, f"batch_req_{token_hex(12)}", "line_failed", message, last)
         self.keeper.answered(run, line, True, ended)
 

@@ -47,7 +47,9 @@ class Running:
     lost: bool = False
     """Whether another gateway has the batch."""
     defect: BaseException | None = None
-    """The exception that ended the task of a line. The batch fails with it."""
+    """The exception that ended the task of a line: a defect by which not even its error can be written, or the batch is
+    lost.
+    """
     is_written: bool = False
     """Whether no more answers come."""
     began_s: float = 0.0

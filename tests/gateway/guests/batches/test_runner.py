@@ -17,6 +17,7 @@ from plait.gateway.guests.batches.desk import TABLES, Desk, FileRecord
 from plait.gateway.guests.batches.feeder import Feeder
 from plait.gateway.guests.batches.line_call import Outcome
 from plait.gateway.guests.batches.runner import LATE_AT_ONCE, MOST_READY_BYTES, Runner
+from plait.gateway.guests.batches.running import Running
 from tests.waiting import WITHIN_S
 
 MANY = 128
@@ -201,13 +202,30 @@ async def test_no_line_is_sent_behind_many_bytes_that_are_not_written(batches: B
     assert batches.room.room == {"demo": 0}
 
 
-async def test_a_defect_of_a_line_ends_its_batch_only(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_defect_of_a_line_fails_that_line_only(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(_api: None, batch: Batch, *arguments: object) -> Outcome:
-        if batch.id == "batch_broken":
-            raise LookupError(batch.id)
-        return await batches.ask(_api, batch, *arguments)
+        monkeypatch.setattr(module, "ask", batches.ask)
+        raise LookupError(batch.id)
 
     monkeypatch.setattr(module, "ask", broken)
+    batches.add("batch_one")
+    await batches.begin()
+    batches.room.room["demo"] = 2
+    await batches.room.look()
+    await until(lambda: batches.sent == ["batch_one"] and batches.runner.running["batch_one"].batch.failed == 1)
+    await until(lambda: bool(batches.desk.answered("batch_one")))
+    (line,) = [json.loads(one.data) for one in batches.desk.answers("batch_one", -1, failed=True)]
+    assert (line["response"], line["error"]["code"]) == (None, "line_failed")
+
+
+async def test_a_defect_beyond_a_line_ends_its_batch_only(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(run: Running, line: int) -> bytes:
+        if run.batch.id == "batch_broken":
+            raise LookupError(run.batch.id)
+        return await read(run, line)
+
+    read = batches.runner.keeper.line
+    monkeypatch.setattr(batches.runner.keeper, "line", broken)
     batches.add("batch_broken", due_s=1_000)
     batches.add("batch_whole")
     await batches.begin()

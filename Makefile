@@ -290,6 +290,7 @@ nightly-accounts: setup
 
 nightly-batches: setup
 	$(BIN)/python -m e2e.postgresql.server
+	$(BIN)/python -m pytest e2e/test_batches.py -m nightly
 	$(BIN)/python -m benchmarks batches --kills 2 --lines 8000
 
 nightly-benchmark-tools: clients-environment

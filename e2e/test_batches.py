@@ -220,6 +220,7 @@ def test_tenants_take_turns(fleet: Fleet, blue: openai.OpenAI) -> None:
     ended(blue, many.id)
 
 
+@pytest.mark.nightly  # most of a minute's window has to pass; tests/gateway/guests/batches/test_lateness.py decides
 def test_a_batch_that_would_miss_its_window_waits_for_no_room(tmp_path: Path) -> None:
     """Beside an open answer, an engine without Plait's scheduler gets no line with a long prompt."""
     with Launcher(tmp_path) as launch:

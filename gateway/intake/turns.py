@@ -54,6 +54,9 @@ MOST_WAIT_S: Final = 0.25
 equal part of the queue. Their clients can try another gateway.
 """
 
+STILL_S: Final = 1.0
+"""In a longer pass the gateway or its machine has stood still. That makes no queue stand."""
+
 log = structlog.get_logger(__name__)
 
 REFUSED: Final = 0.5
@@ -203,6 +206,7 @@ class LoopTurns:
         self._came_s: dict[str, float] = {}  # tenants' last requests that `_active` does not know, the latest last
         self._in_pass = False  # work has begun in this pass
         self._began_s = 0.0  # CPU time at the beginning of this pass
+        self._pass_s = 0.0  # when this pass began
         self._step_s = 0.0  # CPU time at the beginning of the running task's step
         self._spent_s = 0.0  # of this pass's budget, with what tasks will cost that have their turns
         self._own_s = 0.0  # the part of this pass that was charged
@@ -368,7 +372,7 @@ class LoopTurns:
 
     def _begin_pass(self) -> None:
         """Start to measure a pass, at the first work that takes a turn or waits for one."""
-        self._in_pass, self._began_s = True, time.thread_time()
+        self._in_pass, self._began_s, self._pass_s = True, time.thread_time(), loop_time_s()
         asyncio.get_running_loop().call_soon(self._passed)
 
     def _passed(self) -> None:
@@ -380,8 +384,11 @@ class LoopTurns:
         if not self._turns.length:
             self._turns.all_even()
             return
-        if loop_time_s() - self._free_s > STANDING_S:
-            self._refuse_late(loop_time_s(), max(1, round(REFUSED * begun)))
+        now_s = loop_time_s()
+        if now_s - self._pass_s > STILL_S:
+            self._free_s += now_s - self._pass_s
+        if now_s - self._free_s > STANDING_S:
+            self._refuse_late(now_s, max(1, round(REFUSED * begun)))
         self._let_begin()
 
     def _refuse_late(self, now_s: float, most: int) -> None:

@@ -407,6 +407,17 @@ async def test_a_burst_waits_and_a_standing_queue_is_refused(clock: Clock) -> No
     assert {(error.status, error.code) for error in refused} == {(429, "gateway_busy")}
 
 
+async def test_nothing_is_refused_for_a_standstill_of_the_gateway(clock: Clock) -> None:
+    turns = LoopTurns()
+    log = list[str]()
+    requests = [asyncio.create_task(_request(turns, "a", log, clock, 0.009)) for _ in range(100)]
+    while len(log) < 10:
+        await asyncio.sleep(0)
+    clock.now_s += 2 * STANDING_S
+    await asyncio.gather(*requests)
+    assert len(log) == 100
+
+
 async def test_clients_that_come_again_at_once_leave_most_of_the_loop_to_calls(clock: Clock) -> None:
     turns, log, call_s = LoopTurns(), list[str](), 0.001
     until_s = clock.now_s + 4 * STANDING_S
@@ -480,6 +491,7 @@ async def test_one_refusal_that_fails_keeps_no_other_from_its_answer(clock: Cloc
     turns.wait("a", partial(log.append, "begun"), lambda _error: log.append("refused"))
     turns.wait("a", partial(log.append, "begun"), None)
     clock.now_s += 2 * STANDING_S
+    turns._pass_s = clock.now_s
     turns._begun = 10
     for _ in range(3):
         await asyncio.sleep(0)

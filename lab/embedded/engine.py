@@ -414,7 +414,8 @@ class Engine:
         self.running.append(call)
 
     def _schedule(self, call: EmbeddedCall, tokens: int, iteration: _Iteration) -> None:
-        self.counters.computed_prompt_tokens += max(0, min(tokens, call.prompt_tokens - call.computed_tokens))
+        if call.computed_tokens < call.prompt_tokens:
+            self.counters.computed_prompt_tokens += min(tokens, call.prompt_tokens - call.computed_tokens)
         self._blocks.extend(call, tokens)
         if call.uncomputed_tokens == 0:
             iteration.emits.append(call)
@@ -423,15 +424,15 @@ class Engine:
     def _emit(self, call: EmbeddedCall) -> Output:
         token = next(call.output)
         call.sent_tokens += 1
-        call.chain.extend((token,))
+        has_filled_block = call.chain.append(token)
         if call.tree_chain is not call.chain:
-            call.tree_chain.extend((token,))
+            call.tree_chain.append(token)
         self.counters.output_tokens += 1
         self._reporter.produced(call, 1, self._stepped_s)
         finished = call.sent_tokens >= call.final_output_tokens
         if finished:
             self.remove(call)
-        elif self._planned is not None:
+        elif has_filled_block and self._planned is not None:
             self._blocks.register(call)
         return Output(call, token, finished)
 

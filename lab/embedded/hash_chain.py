@@ -30,6 +30,14 @@ class HashChain:
             self.hashes.extend(chain(rest[:whole], self.block_tokens, previous))
             del rest[:whole]
 
+    def append(self, token: int) -> bool:
+        """Append a token. Returns whether it has filled a block."""
+        self._rest.append(token)
+        if len(self._rest) < self.block_tokens:
+            return False
+        self.extend(())
+        return True
+
     def parent(self, index: int) -> int | None:
         """The hash before block `index`; None for the first."""
         return self.hashes[index - 1] if index else None

@@ -254,7 +254,8 @@ class KvBlocks:
         more = -(-call.computed_tokens // self.block_tokens) - len(call.blocks)
         if more > 0:  # most decodes need none
             call.blocks += self.cache.allocate(more)
-        self.register(call)
+        if call.computed_tokens // self.block_tokens > call.registered_blocks:
+            self.register(call)
 
     def register(self, call: EmbeddedCall) -> None:
         """Let other calls hit the call's full blocks, except one with a token that is still being computed."""

@@ -352,6 +352,8 @@ class Simulation:
             waiting[:] = [call for call in waiting if call.cached_tokens is None]
 
     def _deliver(self, output: Output, now_s: float) -> None:
+        if output.call.sent_tokens > 1 and not output.finished:
+            return
         if output.call in self._from_others:
             if output.finished:
                 self._from_others.pop(output.call)(now_s)

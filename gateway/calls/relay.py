@@ -304,7 +304,7 @@ class Relay:
 
     def _place(self, delivery: Delivery) -> Step | None:
         asked = delivery.asked
-        prefer = self._sessions.preferred(asked) if asked.turn_of else asked.slot.continues_on
+        prefer = self._sessions.preferred(asked) if asked.turn_of else asked.slot.continues_on or asked.prefer
         may_leave = delivery.for_client and not asked.call.streamed
         first: Sequence[Awaitable[None]] = ()
         if delivery.companions:

@@ -87,9 +87,9 @@ async def test_what_is_an_engines_fault_is_told_apart(
         assert (client.sent != []) == is_told
 
 
-async def goes(made: Gateway, *avoids: str, continues_on: str | None = None) -> str:
+async def goes(made: Gateway, *avoids: str, continues_on: str | None = None, **more: Any) -> str:
     """Where a call went."""
-    asked = made.asked(avoids=frozenset(avoids), continues_on=continues_on)
+    asked = made.asked(avoids=frozenset(avoids), continues_on=continues_on, **more)
     return (await made.relay.run(asked, AsgiSink(Client().send))).engine_id
 
 
@@ -101,6 +101,14 @@ async def test_a_continuation_goes_where_its_beginning_ran_while_that_is_up() ->
         made.router.health.unreachable("b")
         assert await goes(made, continues_on="b") == "a"
         assert await goes(made, continues_on="gone") == "a"
+
+
+@pytest.mark.parametrize("turn_of", ["", "user-1"])
+async def test_a_line_goes_to_the_engine_that_it_was_given(turn_of: str) -> None:
+    engines = [FakeHttp(*(Exchange(headers=JSON, pieces=[WHOLE]) for _ in range(4))) for _ in range(2)]
+    async with gateway(*engines) as made:
+        went = [await goes(made, prefer="b", is_line=True, turn_of=turn_of) for _ in range(3)]
+        assert went == ["b", "b", "b"], "though turns are taken"
 
 
 async def test_a_call_avoids_the_engines_that_have_failed_it_while_there_are_others() -> None:

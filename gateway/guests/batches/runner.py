@@ -57,6 +57,9 @@ MOST_PAUSE_S: Final = 5.0
 LATE_AT_ONCE: Final = 64
 """So many lines of a late batch wait for their turns or run."""
 
+MOST_REFUSED: Final = 64
+"""Behind so many lines that were refused a moment ago no line of a batch is sent: its tenant may be at a limit."""
+
 KEY_ENDED: Final = BatchError("key_ended", "The API key by which the batch was made was revoked or has expired.")
 
 log = structlog.get_logger(__name__)
@@ -236,7 +239,7 @@ class Runner:
             return False
         by_model = defaultdict[str, list[Running]](list)
         for run in self.running.values():
-            if run.is_sending and len(run.ready) < MOST_READY:
+            if run.is_sending and len(run.ready) < MOST_READY and run.refused < MOST_REFUSED:
                 by_model[run.batch.model or ""].append(run)
         sent = [self._send_next(model, runs) for model, runs in by_model.items()]
         return any(sent)
@@ -282,21 +285,31 @@ class Runner:
     async def _line(self, run: Running, sent: SentLine | None, line: int) -> None:
         """Send one line, as `ask` does. Its answer is written, or the line comes again."""
         outcome = await self._outcome(run, sent, line)
-        if outcome is not None and outcome.status in LATER:
-            await asyncio.sleep(_pause_s(outcome))
-            run.left.give_back(line)
-            self._feeder.wake()
-        elif outcome is not None:
+        if outcome is None:
+            return
+        if outcome.status not in LATER:
             await asyncio.sleep(FAILED_S)
-            await self._alone(run, line, "" if sent is None else sent.engine, outcome)
+            await self._alone(run, line, None if sent is None else sent.engine, outcome, tries=1)
+            return
+        assert run.lines is not None
+        self._shares.correct(run.batch.identity, -run.lines.lengths[line])
+        run.refused += 1
+        try:
+            await asyncio.sleep(_pause_s(outcome))
+        finally:
+            run.refused -= 1
+        run.left.give_back(line)
+        self._feeder.wake()
 
-    async def _alone(self, run: Running, line: int, failed_on: str | None, last: Outcome | None) -> None:
+    async def _alone(
+        self, run: Running, line: int, failed_on: str | None, last: Outcome | None, tries: int = 0
+    ) -> None:
         """Run a line with no other line beside it, since it may be what kills engines, or gateways.
 
         An engine has failed it, and this was its `last` answer; None: gateways have died with it. The line has failed
         after a second engine, after `MOST_TRIES` where there is only one, or with `MOST_DEATHS`.
         """
-        tries, model = 0 if failed_on is None else 1, run.batch.model or ""
+        model = run.batch.model or ""
         while tries < MOST_TRIES and run.batch.cut_off.get(line, 0) < MOST_DEATHS:
             async with self._feeder.alone(model, failed_on or "", lambda: run.lost or run.is_over) as engine:
                 if engine is None:
@@ -309,7 +322,9 @@ class Runner:
                 if outcome.status not in LATER:
                     tries = tries + 1 if failed_on in (None, engine) else MOST_TRIES
                     failed_on, last = engine if failed_on is None else failed_on, outcome
-                await asyncio.sleep(_pause_s(outcome))  # others that wait for it come no sooner
+                    await asyncio.sleep(FAILED_S)  # others that wait for it come no sooner
+            if outcome.status in LATER:
+                await asyncio.sleep(_pause_s(outcome))
         message = "The line has failed again and again: engines have failed it, or gateways have died with it."
         await self._give_up(run, line, message, last)
 
@@ -342,8 +357,8 @@ def _line_ended(run: Running, task: asyncio.Task[None]) -> None:
 
 
 def _pause_s(outcome: Outcome) -> float:
-    """How long a line waits until it is sent again."""
-    return min(outcome.retry_after_s, MOST_PAUSE_S) if outcome.status in LATER else FAILED_S
+    """How long a line waits until it is sent again that was refused."""
+    return min(outcome.retry_after_s, MOST_PAUSE_S)
 
 
 def _new_tokens(run: Running, engine: str) -> float | None:

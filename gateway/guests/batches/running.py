@@ -55,6 +55,8 @@ class Running:
     began_s: float = 0.0
     """When its lines began to be sent here, and `ended` of them have an answer since."""
     ended: int = 0
+    refused: int = 0
+    """Lines that wait until they are sent again, since the tenant was at a limit or the engine had no room."""
     is_waiting: bool = False
     """Whether lines wait for room, in the turns of the tenants."""
 

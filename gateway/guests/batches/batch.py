@@ -89,7 +89,7 @@ class Batch(msgspec.Struct, frozen=True):
         """The batch whose gateway stops in order."""
         return msgspec.structs.replace(self, deaths=self.deaths - 1)
 
-    def counted(self, *, failed: bool, used: tuple[int, int, int, int]) -> Batch:
+    def counted(self, failed: bool, used: tuple[int, int, int, int]) -> Batch:
         """The batch with one more line that has ended."""
         prompt, cached, output, reasoning = map(sum, zip(self.usage, used, strict=True))
         completed, lost = self.completed + (not failed), self.failed + failed

@@ -82,6 +82,8 @@ class LineAnswer(NamedTuple):
     line: int
     failed: bool
     data: bytes
+    used: tuple[int, int, int, int] = (0, 0, 0, 0)
+    """As in `Batch.usage`. Not stored."""
 
 
 def id_at(now_s: float) -> str:

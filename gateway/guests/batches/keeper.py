@@ -9,13 +9,14 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import reduce
 from secrets import token_hex
 from typing import Final, ParamSpec, TypeVar
 
 import msgspec
 import structlog
 
-from plait.gateway.guests.batches.batch import Batch, Status
+from plait.gateway.guests.batches.batch import Batch, BatchError, Status
 from plait.gateway.guests.batches.checking import MOST_LINES, CheckedLines, read_line
 from plait.gateway.guests.batches.desk import PART_BYTES, Desk, FileRecord, LineAnswer, NotOwnerError, at_once
 from plait.gateway.guests.batches.line_call import unanswered, usage_of
@@ -101,8 +102,9 @@ class Keeper:
 
     def answered(self, run: Running, line: int, failed: bool, data: bytes, body: bytes = b"") -> None:
         """A line has ended with `data`, which is to be written; `body` is its answer, if there is one."""
-        run.batch = run.batch.counted(failed=failed, used=usage_of(body))
-        run.ready.append(LineAnswer(line, failed, data))
+        answer = LineAnswer(line, failed, data, usage_of(body))
+        run.batch = run.batch.counted(answer.failed, answer.used)
+        run.ready.append(answer)
         run.ready_bytes += len(data)
         run.ended += 1
         self.counts[run.batch.model or "", "failed" if failed else "completed"] += 1
@@ -120,7 +122,7 @@ class Keeper:
                     await asyncio.sleep(AGAIN_S)
 
     async def write(self, run: Running, *, marked: int | None = None) -> None:
-        """Write the answers that are ready, and the batch with the last. Raises `TablesError`, and the rest stays.
+        """Write the answers that are ready, and with the last the batch's state. Raises `TablesError`; the rest stays.
 
         Nothing is done if it is written already that the `marked` line is sent.
         """
@@ -129,7 +131,10 @@ class Keeper:
             while not are_all:
                 some = run.ready[: at_once(len(answer.data) for answer in run.ready)]
                 are_all = len(some) == len(run.ready)
-                batch = msgspec.structs.replace(run.batch if are_all else run.saved, sent=tuple(run.sent))
+                counted = run.batch
+                if not are_all:
+                    counted = reduce(lambda batch, answer: batch.counted(answer.failed, answer.used), some, run.saved)
+                batch = msgspec.structs.replace(counted, sent=tuple(run.sent))
                 await self._thread.run(self._desk.save, self._owner, batch, some)
                 run.saved = batch
                 del run.ready[: len(some)]
@@ -142,13 +147,17 @@ class Keeper:
 
     async def finish(self, run: Running) -> None:
         """Make the files of the answers, and end the batch."""
-        is_whole = run.batch.completed + run.batch.failed == run.batch.total
-        if run.batch.status == "cancelling":
+        batch, now = run.batch, int(time.time())
+        has_expired = "expired" in batch.at or batch.completed + batch.failed < batch.total
+        if batch.status == "cancelling":
             await self._give_up_rest(run, "batch_cancelled")
-        elif run.batch.status == "in_progress" and not is_whole:
+        elif batch.status == "in_progress" and has_expired:
+            run.batch = msgspec.structs.replace(
+                batch, at={**batch.at, "expired": now}
+            )  # also if another gateway ends it
             await self._give_up_rest(run, "batch_expired")
-        elif run.batch.status == "in_progress":
-            run.batch = run.batch.entered("finalizing", int(time.time()))
+        elif batch.status == "in_progress":
+            run.batch = batch.entered("finalizing", now)
         await self.save(run, run.batch)
         files = [record for failed in (False, True) if (record := await self._file(run, failed=failed)) is not None]
         named = {"error_file_id" if record.id.endswith("-errors") else "output_file_id": record.id for record in files}
@@ -156,6 +165,11 @@ class Keeper:
         ended = run.batch.entered(last, int(time.time()), **named)
         await self._patiently(self._desk.end, self._owner, ended, files)
         log.info("batch ended", batch=ended.id, status=last, completed=ended.completed, failed=ended.failed)
+
+    async def fail(self, run: Running, error: BatchError) -> None:
+        """End a batch by an error, without a file of its answers."""
+        failed = run.batch.entered("failed", int(time.time()), errors=(error,))
+        await self._patiently(self._desk.end, self._owner, failed, ())
 
     async def _give_up_rest(self, run: Running, code: str) -> None:
         """Each line without an answer gets an error."""

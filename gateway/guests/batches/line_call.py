@@ -42,6 +42,7 @@ class CollectedAnswer(MessageSink):
     def __init__(self) -> None:
         super().__init__()
         self.status = 0
+        self.is_whole = False
         self._parts: list[bytes] = []
 
     def put(self, message: Message) -> None:
@@ -49,6 +50,7 @@ class CollectedAnswer(MessageSink):
             self.status = message["status"]
         else:
             self._parts.append(bytes(message.get("body", b"")))
+            self.is_whole = not message.get("more_body", False)
 
     async def send(self, message: Message) -> None:
         """ASGI's send."""
@@ -92,7 +94,7 @@ async def ask(api: CallApi, batch: Batch, line: Line, request_id: str, engine: s
         except Exception:
             log.exception("a line failed by a defect", batch=batch.id, request_id=request_id)
             return Outcome(500, b"{}")
-    return Outcome(sink.status, sink.body)
+    return Outcome(sink.status, sink.body) if sink.is_whole else Outcome(502, b"{}")
 
 
 async def _never() -> Message:
@@ -126,17 +128,23 @@ def _json(body: bytes) -> Any:
 
 
 class _Details(msgspec.Struct, frozen=True):
-    cached_tokens: int | None = None
-    reasoning_tokens: int | None = None
+    cached_tokens: float | None = None
+    reasoning_tokens: float | None = None
+    thinking_tokens: float | None = None
 
 
 class _Counted(msgspec.Struct, frozen=True):
-    """The usage of an answer, by the names of chats or of responses."""
+    """The usage of an answer, by the names of chats, responses and messages, which leave out what is cached.
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
+    A count may be null.
+    """
+
+    prompt_tokens: float | None = None
+    completion_tokens: float | None = None
+    input_tokens: float | None = None
+    output_tokens: float | None = None
+    cache_creation_input_tokens: float | None = None
+    cache_read_input_tokens: float | None = None
     prompt_tokens_details: _Details | None = None
     completion_tokens_details: _Details | None = None
     input_tokens_details: _Details | None = None
@@ -158,7 +166,16 @@ def usage_of(body: bytes) -> tuple[int, int, int, int]:
         usage = None
     if usage is None:
         return 0, 0, 0, 0
-    cached = (usage.prompt_tokens_details or usage.input_tokens_details or _Details()).cached_tokens
-    reasoning = (usage.completion_tokens_details or usage.output_tokens_details or _Details()).reasoning_tokens
-    prompt, output = usage.prompt_tokens + usage.input_tokens, usage.completion_tokens + usage.output_tokens
-    return prompt, cached or 0, output, reasoning or 0
+    of_prompt = usage.prompt_tokens_details or usage.input_tokens_details or _Details()
+    of_answer = usage.completion_tokens_details or usage.output_tokens_details or _Details()
+    read, written = usage.cache_read_input_tokens, usage.cache_creation_input_tokens
+    return (
+        _sum(usage.prompt_tokens, usage.input_tokens, read, written),
+        _sum(of_prompt.cached_tokens, read),
+        _sum(usage.completion_tokens, usage.output_tokens),
+        _sum(of_answer.reasoning_tokens, of_answer.thinking_tokens),
+    )
+
+
+def _sum(*counts: float | None) -> int:
+    return sum(int(count) for count in counts if count is not None)

@@ -166,9 +166,8 @@ class Runner:
             log.info("batch goes on elsewhere", batch=run.batch.id)
         except Exception:
             log.exception("batch failed by a defect", batch=run.batch.id)
-            error = BatchError(DEFECT, "A defect of the gateway has ended the batch.")
             with suppress(NotOwnerError):
-                await self.keeper.save(run, run.batch.entered("failed", int(time.time()), errors=(error,)))
+                await self.keeper.fail(run, BatchError(DEFECT, "A defect of the gateway has ended the batch."))
         finally:
             for task in run.asked:
                 task.cancel()

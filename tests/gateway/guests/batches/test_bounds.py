@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 from array import array
 from collections.abc import AsyncIterator, Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -185,3 +186,50 @@ def test_an_earlier_database_gets_the_indexes(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "files.db") as database:
         names = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'index'")}
     assert {"batches_active", "batches_by_id"} <= names
+
+
+async def test_usage_is_written_with_its_answers(keeper: Keeper, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that dies between two writes leaves the usage of the answers that it has written."""
+    run, save, writes = run_of(keeper), desk.save, count(1)
+    for line in range(4):
+        keeper.answered(run, line, False, b"x" * 5 * MB, b'{"usage": {"prompt_tokens": 10, "completion_tokens": 1}}')
+
+    def saved(owner: str, batch: Batch, answers: list[LineAnswer]) -> None:
+        if next(writes) == 4:
+            raise tables.DiskFullError("full")
+        save(owner, batch, answers)
+
+    monkeypatch.setattr(desk, "save", saved)
+    with pytest.raises(tables.DiskFullError):
+        await keeper.write(run)
+    found = await keeper._thread.run(desk.batch, "blue", BATCH.id)
+    assert found is not None
+    assert (found.completed, found.usage) == (3, (30, 0, 3, 0))
+
+
+async def test_a_batch_that_has_expired_stays_so_if_another_gateway_ends_it(
+    keeper: Keeper, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def line(_run: Running, at: int) -> bytes:
+        return b'{"custom_id": "%d", "url": "/", "body": {}}' % at
+
+    async def dies(*_: object, **__: object) -> None:
+        raise KeyError
+
+    monkeypatch.setattr(keeper, "line", line)
+    run, make_file = run_of(keeper, 5, 5), keeper._file
+    assert run.lines is not None
+    run.lines.begins = array("Q", range(3))
+    run.batch = msgspec.structs.replace(run.batch, total=3)
+    monkeypatch.setattr(keeper, "_file", dies)
+    with pytest.raises(KeyError):
+        await keeper.finish(run)
+    monkeypatch.setattr(keeper, "_file", make_file)
+    found = await keeper._thread.run(desk.batch, "blue", BATCH.id)
+    assert found is not None
+    following = Running(found, lines=run.lines)
+    assert await keeper.unanswered(following, run.lines) == []
+    await keeper.finish(following)
+    found = await keeper._thread.run(desk.batch, "blue", BATCH.id)
+    assert found is not None
+    assert (found.status, found.completed, found.failed) == ("expired", 2, 1)

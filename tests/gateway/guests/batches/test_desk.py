@@ -23,7 +23,6 @@ from plait.gateway.guests.batches.desk import (
     NotOwnerError,
     id_at,
 )
-from plait.gateway.guests.batches.line_call import usage_of
 
 BATCH = Batch("batch_1", "blue", "id", "", "/v1/chat/completions", "file-1", "24h", 100, 1000)
 
@@ -246,10 +245,3 @@ def test_counts_and_usage_add_up() -> None:
     assert shown["request_counts"] == {"total": 0, "completed": 1, "failed": 1}
     assert shown["usage"]["total_tokens"] == 8
     assert shown["errors"] is None
-
-
-@pytest.mark.parametrize("cached", ["'7'", "[7]", "7.5"])
-def test_a_usage_that_is_no_number_counts_nothing(cached: str) -> None:
-    details = f'{{"cached_tokens": {cached}}}'.replace("'", '"')
-    answer = f'{{"usage": {{"prompt_tokens": 5, "prompt_tokens_details": {details}}}}}'
-    assert usage_of(answer.encode()) == (0, 0, 0, 0)

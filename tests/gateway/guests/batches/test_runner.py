@@ -212,10 +212,32 @@ async def test_a_defect_of_a_line_fails_that_line_only(batches: Batches, monkeyp
     await batches.begin()
     batches.room.room["demo"] = 2
     await batches.room.look()
-    await until(lambda: batches.sent == ["batch_one"] and batches.runner.running["batch_one"].batch.failed == 1)
-    await until(lambda: bool(batches.desk.answered("batch_one")))
-    (line,) = [json.loads(one.data) for one in batches.desk.answers("batch_one", -1, failed=True)]
+    await until(lambda: batches.sent == ["batch_one"] and batches.runner.running["batch_one"].saved.failed == 1)
+    found = await batches.thread.run(lambda: batches.desk.answers("batch_one", -1, failed=True))
+    (line,) = [json.loads(one.data) for one in found]
     assert (line["response"], line["error"]["code"]) == (None, "line_failed")
+
+
+async def test_a_batch_that_a_defect_has_ended_leaves_no_answers(
+    batches: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def ask(*_: object) -> Outcome:
+        return Outcome(200, b"{}")
+
+    async def broken(*_: object) -> bytes:
+        raise LookupError
+
+    monkeypatch.setattr(module, "ask", ask)
+    batches.add("batch_1")
+    await batches.begin()
+    batches.room.room["demo"] = 5
+    await batches.room.look()
+    await until(lambda: batches.runner.running["batch_1"].saved.completed == 5)
+    monkeypatch.setattr(batches.runner.keeper, "line", broken)
+    batches.room.room["demo"] = 1
+    await batches.room.look()
+    await until(lambda: not batches.runner.running)
+    assert await batches.thread.run(batches.desk.answered, "batch_1") == []
 
 
 async def test_a_defect_beyond_a_line_ends_its_batch_only(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,9 @@ MOST_KEPT: Final = 10_000
 LOOK_S: Final = 0.25
 """The interval at which the gates look for room while sessions are held: idle sessions expire without an event."""
 
+LINES_PART: Final = 0.5
+"""Lines of batches use so much of the bucket of their tenant's rates. Other calls of the tenant find the rest."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -153,8 +156,11 @@ class Admission:
             call.turn.gate.sent(call.turn)
 
     def _enter_line(self, call: Waiting, use: TenantUse, limits: TenantLimits, now_s: float) -> None:
-        """A line of a batch is sent at once: whoever sends it has asked for room, and it waits for nothing here."""
-        if use.running >= limits.max_running:
+        """A line of a batch is sent at once: whoever sends it has asked for room, and it waits for nothing here.
+
+        One place of its tenant's is left for other calls, if there are several.
+        """
+        if use.running >= max(1, limits.max_running - 1):
             reached = ReachedLimit("max_running", limits.max_running, use.running)
             raise LimitError("As many calls of this tenant run as may.", code="too_many_waiting", reached=reached)
         self._busy.add(call.tenant)
@@ -169,7 +175,7 @@ class Admission:
         """
         use, limits = self._uses[call.tenant], self._limits(call.tenant)
         if not call.passes:
-            use.check_rate(limits, call.tokens, now_s)
+            use.check_rate(limits, call.tokens, now_s, part=LINES_PART if call.call.is_line else 1.0)
             return False
         wait_s = use.wait_s(limits, call.tokens, now_s)
         if wait_s <= 0:
@@ -196,12 +202,10 @@ class Admission:
     def left(self, call: Waiting, used_tokens: int | None, now_s: float) -> None:
         """A sent call and its booking have ended. `used_tokens`, if known, replaces the predicted tokens."""
         assert call.booking is not None
-        if call.call.is_line:
-            self._uses[call.tenant].running -= 1
-            return
-        self._lines.room.left(call.booking.placement.engine_id, call.tenant)
         self._uses[call.tenant].running -= 1
-        self.shares.correct(call.tenant, 0 if used_tokens is None else used_tokens - call.tokens)
+        if not call.call.is_line:
+            self._lines.room.left(call.booking.placement.engine_id, call.tenant)
+            self.shares.correct(call.tenant, 0 if used_tokens is None else used_tokens - call.tokens)
         if self.queue.held:
             self.queue.place_held(call.tenant, now_s)
         turn, call.turn = call.turn, None
@@ -218,6 +222,7 @@ class Admission:
             return
         if call.call.is_line:
             self._lines.unsend_line(call, now_s)
+            self.queue.place_held(call.tenant, now_s)
         elif call.is_sent:
             self.queue.unsent(call, now_s)
         elif call.error is None and not call.is_held:

@@ -99,12 +99,14 @@ class TenantUse:
     _tokens: float = 0.0
     _at_s: float = -inf
 
-    def check_rate(self, limits: TenantLimits, tokens: int, now_s: float, *, whose: str = "tenant") -> None:
-        """Raise `LimitError` if one more call with `tokens` is beyond a rate.
+    def check_rate(
+        self, limits: TenantLimits, tokens: int, now_s: float, *, part: float = 1.0, whose: str = "tenant"
+    ) -> None:
+        """Raise `LimitError` if one more call with `tokens` is beyond a rate, or beyond a part of the bucket.
 
-        A call that is larger than the bucket passes if the bucket is full.
+        A call that is larger than that passes if the bucket is full.
         """
-        for wait_s, rate, unit, used_per_s in self._waits(limits, tokens, now_s):
+        for wait_s, rate, unit, used_per_s in self._waits(limits, tokens, now_s, part):
             if wait_s > 0:
                 raise beyond_rate(rate, unit, wait_s, used_per_s, whose)
 
@@ -112,7 +114,9 @@ class TenantUse:
         """How long a call that counts from now on has to wait until the rates allow it."""
         return max([wait_s for wait_s, *_ in self._waits(limits, tokens, now_s)], default=0.0)
 
-    def _waits(self, limits: TenantLimits, tokens: int, now_s: float) -> Iterator[tuple[float, float, str, float]]:
+    def _waits(
+        self, limits: TenantLimits, tokens: int, now_s: float, part: float = 1.0
+    ) -> Iterator[tuple[float, float, str, float]]:
         """For each rate: (seconds until it allows one more call, the rate, its unit, what is used of it)."""
         self.has_rates = limits.has_rates
         if not limits.has_rates:
@@ -124,7 +128,7 @@ class TenantUse:
             (self._tokens, tokens, limits.tokens_per_s, "tokens"),
         ):
             if rate < inf:
-                yield (used + more - max(BURST_S * rate, more)) / rate, rate, unit, used / BURST_S
+                yield (used + more - max(part * BURST_S * rate, more)) / rate, rate, unit, used / BURST_S
 
     def spend(self, limits: TenantLimits, now_s: float) -> None:
         """A request was refused before it became a call: it counts as a call without tokens, up to a whole bucket."""

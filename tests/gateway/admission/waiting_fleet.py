@@ -76,6 +76,7 @@ class WaitingFleet:
         run: str = "",
         is_final: bool = False,
         passes: bool = False,
+        is_line: bool = False,
     ) -> Waiting:
         """A call arrives. Its blocks are those of the `prefix`, if it has one, else its own. Raises as `enter` does."""
         number = next(self._numbers)
@@ -90,6 +91,7 @@ class WaitingFleet:
             objective=objective,
             priority=priority,
             arrived_s=self.now_s,
+            is_line=is_line,
         )
         waiting = Waiting(
             tenant, tokens + 10, call=call, output_tokens=10,

@@ -179,7 +179,7 @@ def test_other_tenants_find_nothing(fleet: Fleet, blue: openai.OpenAI) -> None:
         ({"endpoint": "/v1/audio/speech"}, "endpoint"),
         ({"completion_window": "8d"}, "completion_window"),
         ({"metadata": {"k": "v" * 600}}, "metadata"),
-        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "expires_after"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after"),
     ],
 )
 def test_a_batch_that_cannot_be(blue: openai.OpenAI, fields: dict[str, Any], param: str) -> None:

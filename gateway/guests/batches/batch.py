@@ -110,7 +110,7 @@ class Batch(msgspec.Struct, frozen=True):
             "id": self.id,
             "object": "batch",
             "endpoint": self.endpoint,
-            "model": self.model,
+            "model": self.model or None,
             "errors": {"object": "list", "data": errors} if errors else None,
             "input_file_id": self.input_file_id,
             "completion_window": self.completion_window,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Callable
 from hashlib import blake2b
 from typing import Any, Final
 
 import msgspec
 
+from plait.backends.protocol.surrogates import with_whole_pairs
 from plait.gateway.guests.batches.batch import BatchError
 from plait.policy.batches.line_order import chain_of
 
@@ -35,7 +37,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 class _Body(msgspec.Struct, frozen=True):
-    model: str = ""
+    model: str | None = None
     stream: bool | None = None
     background: bool | None = None
     plait: Any = None
@@ -48,8 +50,8 @@ _INPUT: Final = msgspec.json.Decoder(list[Any])
 
 
 def read_line(data: bytes) -> Line:
-    """A line that was checked."""
-    return _LINE.decode(data)
+    """A line of a file. As in a call, half a surrogate pair becomes U+FFFD."""
+    return _LINE.decode(with_whole_pairs(data))
 
 
 class CheckedLines:
@@ -103,6 +105,8 @@ class CheckedLines:
 
     def _take(self, data: bytes) -> None:
         self._number += 1
+        skipped = len(BOM_UTF8) if self._number == 1 and data.startswith(BOM_UTF8) else 0
+        data = data[skipped:]
         is_blank = not data.strip()
         if self._number > MOST_BLANK or (not is_blank and len(self.begins) == self._most_lines):
             self._wrong("too_many_lines", f"A batch has at most {self._most_lines} lines.")
@@ -113,21 +117,22 @@ class CheckedLines:
             self._wrong("line_too_long", f"A line has at most {MOST_LINE_BYTES} bytes.")
             return
         try:
-            line = _LINE.decode(data)
+            line = read_line(data)
             body, fields = _BODY.decode(line.body), _FIELDS.decode(line.body)
             self._inputs += _inputs(fields.get("input")) if self._endpoint.endswith("/embeddings") else 0
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self._wrong("invalid_json_line", f"The line is no request of a batch: {error}.")
             return
         self._check(line, body)
-        self.begins.append(self._at)
+        self.begins.append(self._at + skipped)
         self.lengths.append(len(data))
         self.chains.append(chain_of(b"".join([bytes(fields[name]) for name in PROMPT_FIELDS if name in fields])))
 
     def _check(self, line: Line, body: _Body) -> None:
+        model = body.model or ""
         if self.model is None:
-            self.model = body.model
-            if not self._serves(body.model):
+            self.model = model
+            if not self._serves(model):
                 self._wrong("model_not_found", "No engine serves the model.", "body.model")
         digest = blake2b(line.custom_id.encode(), digest_size=16).digest()
         has_id = 1 <= len(line.custom_id) <= MOST_ID
@@ -139,7 +144,7 @@ class CheckedLines:
             (body.stream, "stream_not_supported", "Nobody reads a stream of a batch.", "body.stream"),
             (body.background, "background_not_supported", "Lines run in the background anyway.", "body.background"),
             (body.plait is not None, "annotations_not_supported", "Lines are no part of a program.", "body.plait"),
-            (body.model != self.model, "model_mismatch", "All lines of a batch have one model.", "body.model"),
+            (model != self.model, "model_mismatch", "All lines of a batch have one model.", "body.model"),
             (self._inputs > MOST_INPUTS, "too_many_inputs", f"A batch has at most {MOST_INPUTS} inputs.", "body.input"),
         ):
             if is_wrong:

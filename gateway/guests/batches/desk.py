@@ -40,6 +40,9 @@ _ACTIVE: Final = "', '".join(ACTIVE)
 _IS_ACTIVE: Final = f"(status IN ('{_ACTIVE}'))"
 """A condition on a batch. Without values, since only then the index of those few batches is used."""
 
+_CLEARED: Final = "'cleared'"
+"""The owner of a batch that has ended while its answers are deleted, a few at a time: 1.5 GB would take ten seconds."""
+
 TABLES: Final = Tables(
     "batches",
     1,
@@ -59,6 +62,7 @@ TABLES: Final = Tables(
         f"CREATE INDEX IF NOT EXISTS batches_active ON {{}}batches_batches (tenant) WHERE {_IS_ACTIVE}",
         "DROP INDEX IF EXISTS {}batches_of_tenant",  # of databases of before
         "CREATE INDEX IF NOT EXISTS batches_by_id ON {}batches_batches (tenant, id)",
+        f"CREATE INDEX IF NOT EXISTS batches_cleared ON {{}}batches_batches (id) WHERE owner = {_CLEARED}",
         "CREATE INDEX IF NOT EXISTS batches_files_of_tenant ON {}batches_files (tenant)",
         "CREATE INDEX IF NOT EXISTS batches_files_old ON {}batches_files (expires_at)",
     ),
@@ -188,9 +192,13 @@ class Desk:
     def expire(self, now_s: float) -> bool:
         """Delete some parts of a file whose time is over and that no batch reads. Returns whether there was one.
 
-        A whole file would take seconds, and others work in between. After the last, batches go that ended long ago.
+        A whole file would take seconds, and others work in between. Before, answers go that a gateway has left, and
+        after the last, batches that ended long ago.
         """
         with self._transaction() as run:
+            if left := run(f"SELECT id FROM {{}}batches_batches WHERE owner = {_CLEARED} LIMIT 1"):  # noqa: S608 - constant
+                _clear(run, left[0][0])
+                return True
             old = {file_id for (file_id,) in run("SELECT id FROM {}batches_files WHERE expires_at < %s", int(now_s))}
             file_id = min(old - _inputs(run), default=None)
             if file_id is None:
@@ -214,14 +222,14 @@ class Desk:
         return bytes(rows[0][0]) if rows else b""
 
     def read(self, file_id: str, begin: int, end: int) -> bytes:
-        """The bytes of a range that is in a file."""
+        """The bytes of a range that is in a file; fewer if the file is deleted meanwhile."""
         asked, found = "SELECT substr(data, %s, %s) FROM {}batches_parts WHERE file = %s AND part = %s", bytearray()
         with self._transaction() as run:
             while begin < end:
                 part, at = divmod(begin, PART_BYTES)
                 size = min(end - begin, PART_BYTES - at)
-                ((data,),) = run(asked, at + 1, size, file_id, part)
-                found += data
+                for (data,) in run(asked, at + 1, size, file_id, part):
+                    found += data
                 begin += size
         return bytes(found)
 
@@ -249,20 +257,21 @@ class Desk:
 
     def batch(self, tenant: str, batch_id: str) -> Batch | None:
         with self._transaction() as run:
-            rows = run("SELECT record FROM {}batches_batches WHERE id = %s AND tenant = %s", batch_id, tenant)
-        return _BATCH.decode(rows[0][0]) if rows else None
+            rows = run("SELECT record, cancels FROM {}batches_batches WHERE id = %s AND tenant = %s", batch_id, tenant)
+        return _as_asked(*rows[0]) if rows else None
 
     def batches(self, tenant: str, most: int, before: str = LAST_ID, since: str = "") -> list[Batch]:
         """At most so many batches of a tenant with ids in this range, the latest first."""
-        asked = "SELECT record FROM {}batches_batches WHERE tenant = %s AND id < %s AND id >= %s ORDER BY id DESC "
+        asked = "SELECT record, cancels FROM {}batches_batches WHERE tenant = %s AND id < %s AND id >= %s "
         with self._transaction() as run:
-            rows = run(asked + "LIMIT %s", tenant, before, since, most)
-        return [_BATCH.decode(record) for (record,) in rows]
+            rows = run(asked + "ORDER BY id DESC LIMIT %s", tenant, before, since, most)
+        return [_as_asked(record, cancels) for record, cancels in rows]
 
-    def cancel(self, tenant: str, batch_id: str) -> None:
+    def cancel(self, tenant: str, batch_id: str, now: int) -> None:
         """Tell the batch's gateway that it is cancelled."""
         with self._transaction() as run:
-            run("UPDATE {}batches_batches SET cancels = 1 WHERE id = %s AND tenant = %s", batch_id, tenant)
+            asked = "UPDATE {}batches_batches SET cancels = %s WHERE id = %s AND tenant = %s AND cancels = 0"
+            run(asked, now, batch_id, tenant)
 
     def claim(self, owner: str, now_s: float) -> None:
         """Become the owner of the batches that have none, or whose owner is silent."""
@@ -319,7 +328,28 @@ class Desk:
             _save(run, owner, batch)
             for record in files:
                 _put_file(run, batch.tenant, record)
-            run("DELETE FROM {}batches_answers WHERE batch = %s", batch.id)
+            run(f"UPDATE {{}}batches_batches SET owner = {_CLEARED} WHERE id = %s", batch.id)  # noqa: S608 - constant
+
+    def clear(self, batch_id: str) -> bool:
+        """Delete some answers of a batch that has ended. Returns whether there were any."""
+        with self._transaction() as run:
+            return _clear(run, batch_id)
+
+
+def _clear(run: Run, batch_id: str) -> bool:
+    asked = "SELECT line, length(data) FROM {}batches_answers WHERE batch = %s ORDER BY line DESC LIMIT %s"
+    if found := run(asked, batch_id, MOST_ANSWERS):
+        last = found[at_once(size for _, size in found) - 1][0]
+        run("DELETE FROM {}batches_answers WHERE batch = %s AND line >= %s", batch_id, last)
+    else:
+        run("UPDATE {}batches_batches SET owner = '' WHERE id = %s", batch_id)
+    return bool(found)
+
+
+def _as_asked(record: str, cancels: int) -> Batch:
+    """A batch, which is cancelled from the time at which a client has asked for it."""
+    batch = _BATCH.decode(record)
+    return batch.entered("cancelling", cancels) if cancels and batch.status in {"validating", "in_progress"} else batch
 
 
 def _inputs(run: Run) -> set[str]:

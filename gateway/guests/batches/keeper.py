@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import reduce
 from secrets import token_hex
 from typing import Final, ParamSpec, TypeVar
@@ -163,13 +163,18 @@ class Keeper:
         named = {"error_file_id" if record.id.endswith("-errors") else "output_file_id": record.id for record in files}
         last = LAST[run.batch.status]
         ended = run.batch.entered(last, int(time.time()), **named)
-        await self._patiently(self._desk.end, self._owner, ended, files)
+        await self._end(ended, files)
         log.info("batch ended", batch=ended.id, status=last, completed=ended.completed, failed=ended.failed)
 
     async def fail(self, run: Running, error: BatchError) -> None:
         """End a batch by an error, without a file of its answers."""
         failed = run.batch.entered("failed", int(time.time()), errors=(error,))
-        await self._patiently(self._desk.end, self._owner, failed, ())
+        await self._end(failed, ())
+
+    async def _end(self, ended: Batch, files: Sequence[FileRecord]) -> None:
+        await self._patiently(self._desk.end, self._owner, ended, files)
+        while await self._patiently(self._desk.clear, ended.id):
+            pass
 
     async def _give_up_rest(self, run: Running, code: str) -> None:
         """Each line without an answer gets an error."""

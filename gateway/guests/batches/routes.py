@@ -229,7 +229,10 @@ class BatchRoutes:
 
     async def _pieces(self, file_id: str, begin: int, end: int) -> AsyncIterator[bytes]:
         for at in range(begin, end, PART_BYTES):
-            yield await self._run(self._desk.read, file_id, at, min(end, at + PART_BYTES))
+            piece = await self._run(self._desk.read, file_id, at, min(end, at + PART_BYTES))
+            if not piece:  # it was deleted meanwhile
+                raise _no_file()
+            yield piece
 
     async def _found(self, request: Request) -> FileRecord:
         tenant, _ = self._tenant(request)
@@ -256,7 +259,7 @@ class BatchRoutes:
         batch = Batch(
             batch_id, tenant, identity, key_of(request.scope), given.endpoint, given.input_file_id,
             given.completion_window, now, now + for_s, metadata=given.metadata,
-            output_expires_in_s=LONGEST_S if expires is None else _kept_s(expires),
+            output_expires_in_s=LONGEST_S if expires is None else _kept_s(expires, "output_expires_after"),
         )  # fmt: skip
         if (header(request.scope["headers"], b"x-stainless-retry-count") or "0") != "0":
             for before in await self._run(self._desk.batches, tenant, MOST_BATCHES, LAST_ID, id_at(now - AGAIN_S)):
@@ -294,11 +297,9 @@ class BatchRoutes:
         batch = await self._found_batch(request)
         if batch.status not in {"validating", "in_progress", "cancelling"}:
             raise ConflictError(f"The batch is {batch.status} and cannot be cancelled.", code="batch_ended")
-        await self._run(self._desk.cancel, batch.tenant, batch.id)
+        await self._run(self._desk.cancel, batch.tenant, batch.id, int(time.time()))
         self._wake()
-        if batch.status != "cancelling":
-            batch = batch.entered("cancelling", int(time.time()))
-        return _json(batch.shown())
+        return _json((await self._found_batch(request)).shown())
 
     async def _found_batch(self, request: Request) -> Batch:
         tenant, _ = self._tenant(request)
@@ -337,10 +338,10 @@ def _shown(record: FileRecord) -> dict[str, Any]:
     }
 
 
-def _kept_s(expires: ExpiresAfter) -> int:
+def _kept_s(expires: ExpiresAfter, param: str = "expires_after") -> int:
     if expires.anchor != "created_at" or not HOUR_S <= expires.seconds <= LONGEST_S:
         said = f"Expected the anchor created_at, and {HOUR_S} to {LONGEST_S} seconds."
-        raise CallerError(f"expires_after: {said}", param="expires_after")
+        raise CallerError(f"{param}: {said}", param=param)
     return expires.seconds
 
 

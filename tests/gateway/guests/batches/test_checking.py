@@ -1,6 +1,7 @@
 """One pass over an input file: where its lines are, and what is wrong with them."""
 
 import json
+from codecs import BOM_UTF8
 from typing import Any
 
 import pytest
@@ -115,3 +116,27 @@ def test_lines_with_the_same_prompt_have_the_same_chain() -> None:
         line("b", max_tokens=3, messages=[*system, {"role": "user", "content": "two"}]),
     )
     assert found.chains[0][:12] == found.chains[1][:12] != b""
+
+
+@pytest.mark.parametrize("model", [{}, {"model": None}])
+def test_a_line_may_leave_the_model_out(model: dict[str, None]) -> None:
+    given: dict[str, Any] = {"messages": [], **model}
+    found = CheckedLines(CHAT, 9, {""}.__contains__)
+    found.feed(json.dumps({"custom_id": "a", "url": CHAT, "body": given}).encode())
+    found.end()
+    assert (found.errors, found.model) == ([], "")
+
+
+def test_half_a_surrogate_pair_is_no_error() -> None:
+    text = json.dumps(line(user="cut \ud83d"))
+    assert checked(text).errors == []
+    assert json.loads(bytes(read_line(text.encode()).body))["user"] == "cut \ufffd"
+
+
+def test_a_byte_order_mark_is_skipped() -> None:
+    text = json.dumps(line()).encode()
+    found = CheckedLines(CHAT, 9, {"demo"}.__contains__)
+    found.feed(BOM_UTF8 + text + b"\n" + text.replace(b"one", b"two"))
+    found.end()
+    assert (found.errors, list(found.begins)) == ([], [3, 4 + len(text)])
+    assert list(found.lengths) == [len(text)] * 2

@@ -157,7 +157,7 @@ def test_a_batch_has_one_owner_at_a_time(desk: Desk) -> None:
     desk.claim("b", 100.0 + LEASE_S - 1)
     assert desk.renew("b", 105.0) == []
     assert desk.renew("a", 105.0) == [(BATCH, False)]
-    desk.cancel("blue", "batch_1")
+    desk.cancel("blue", "batch_1", 105)
     assert desk.renew("a", 105.0) == [(BATCH, True)]
     desk.claim("b", 106.0 + LEASE_S)
     assert desk.renew("b", 106.0 + LEASE_S) == [(BATCH, True)]
@@ -179,12 +179,40 @@ def test_an_answer_is_kept_once(desk: Desk) -> None:
     assert [one.line for one in desk.answers("batch_1", 0, failed=False)] == [1]
     ended = BATCH.entered("in_progress", 101).entered("finalizing", 102).entered("completed", 103)
     desk.end("a", ended, [FileRecord("file-out", "out", "batch_output", 103)])
-    assert desk.answered("batch_1") == []
     with pytest.raises(NotOwnerError):
         desk.save("a", BATCH)
     assert desk.batch("blue", "batch_1") == ended
     desk.claim("b", 10_000.0)
     assert desk.renew("b", 10_000.0) == []
+
+
+@pytest.mark.parametrize("dies_after", [0, 2, 9])
+def test_answers_go_a_few_at_a_time_once_their_batch_has_ended(desk: Desk, dies_after: int) -> None:
+    """What a gateway leaves that dies meanwhile, others delete."""
+    with_file(desk).add(BATCH, 9)
+    desk.claim("a", 100.0)
+    for line in range(5):
+        desk.save("a", BATCH, [LineAnswer(line, False, b"x" * (module.MOST_BYTES // 2))])
+    desk.end("a", BATCH.entered("failed", 101), [])
+    left = [5, 3, 1, 0]
+    for steps in range(1, dies_after + 1):
+        assert desk.clear("batch_1") == (steps < len(left))
+        assert len(desk.answered("batch_1")) == left[min(steps, len(left) - 1)]
+    while desk.expire(102.0):
+        pass
+    assert desk.answered("batch_1") == []
+
+
+def test_a_cancelled_batch_says_so_at_once(desk: Desk) -> None:
+    with_file(desk).add(BATCH, 9)
+    desk.claim("a", 100.0)
+    desk.cancel("blue", "batch_1", 102)
+    desk.cancel("blue", "batch_1", 103)
+    desk.save("a", (running := BATCH.entered("in_progress", 102)))
+    found = desk.batch("blue", "batch_1")
+    assert found == running.entered("cancelling", 102) == desk.batches("blue", 9)[0]
+    desk.save("a", (ends := running.entered("finalizing", 104)))
+    assert desk.batch("blue", "batch_1") == ends
 
 
 def test_a_batch_is_kept_for_a_month_after_its_end(desk: Desk) -> None:
@@ -194,7 +222,8 @@ def test_a_batch_is_kept_for_a_month_after_its_end(desk: Desk) -> None:
     assert desk.batch("blue", "batch_1") == BATCH, "it has not ended"
     desk.end("a", BATCH.entered("failed", 101), [])
     desk.release("a")
-    desk.expire(100.0 + KEPT_S)
+    while desk.expire(100.0 + KEPT_S):
+        pass
     assert desk.batch("blue", "batch_1") is not None
     desk.expire(107.0 + KEPT_S)
     assert desk.batch("blue", "batch_1") is None

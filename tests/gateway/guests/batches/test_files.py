@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from plait.gateway.guests.batches import routes
 from plait.gateway.guests.batches.batch import Batch
@@ -152,3 +153,19 @@ async def test_an_upload_counts_with_its_decoded_size(monkeypatch: pytest.Monkey
         count, size = await held(made)
     assert 1 <= [one.status for one in sent].count(200) == count <= 3
     assert size == count * most
+
+
+async def test_a_file_that_is_deleted_while_it_is_read_breaks_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, asked = Desk.read, list[int]()
+
+    def until_deleted(desk: Desk, file_id: str, begin: int, end: int) -> bytes:
+        asked.append(begin)
+        return read(desk, file_id, begin, end) if len(asked) == 1 else b""
+
+    monkeypatch.setattr(Desk, "read", until_deleted)
+    async with keeping() as made:
+        path = f"/v1/files/{await uploaded(made, b'x' * 2 * PART_BYTES)}/content"
+        with capture_logs() as lines:
+            sent = await made.send(request(b"", method="GET", path=path))
+    assert sent.partition(b"\r\n\r\n")[2] == b"x" * PART_BYTES
+    assert [(one["event"], one["code"]) for one in lines] == [("request refused", "file_not_found")]

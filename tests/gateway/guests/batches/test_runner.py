@@ -181,7 +181,7 @@ async def test_a_batch_that_is_cancelled_ends(batches: Batches) -> None:
     batches.add("cancelled")
     batches.add("goes-on")
     await batches.begin()
-    await batches.thread.run(batches.desk.cancel, "blue", "cancelled")
+    await batches.thread.run(batches.desk.cancel, "blue", "cancelled", 100)
     batches.runner.wake()
     await until(lambda: not batches.runner.running.keys() - {"goes-on"})
     found = await batches.thread.run(batches.desk.batch, "blue", "cancelled")

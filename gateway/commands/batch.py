@@ -40,13 +40,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Run the batch; exits with 1 if a line has failed. Ctrl-C leaves it running.
 
-    Raises ValueError if the gateway refuses, or does not answer before it has the file.
+    Raises ValueError if the gateway refuses, or does not answer before it has the file, and for a file that cannot be
+    written.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
-    endpoint = _endpoint(arguments.file)
+    endpoint, file = _endpoint(arguments.file), arguments.file
+    written = {
+        "output": arguments.output or file.with_suffix(".output.jsonl"),
+        "error": arguments.errors or file.with_suffix(".errors.jsonl"),
+    }
+    for path in written.values():
+        if path.resolve() == file.resolve() or not path.absolute().parent.is_dir():
+            raise ValueError(f"{path}: expected a file in a folder that is there, and not the one with the lines")
     gateway = _Gateway(arguments.url, arguments.key)
-    with arguments.file.open("rb") as lines:
+    with file.open("rb") as lines:
         uploaded = gateway.ask("POST", "/v1/files", files={"file": lines}, data={"purpose": "batch"}, timeout=600.0)
     asked = {"input_file_id": uploaded["id"], "endpoint": endpoint, "completion_window": arguments.window}
     batch = gateway.patiently(gateway.ask, "POST", "/v1/batches", json=asked, headers=REPEATED)
@@ -59,10 +67,12 @@ def run(arguments: argparse.Namespace) -> None:
                 batch = gateway.patiently(gateway.ask, "GET", f"/v1/batches/{batch['id']}")
                 counts = batch["request_counts"]
                 bar.update(shown, total=counts["total"] or None, completed=counts["completed"] + counts["failed"])
-        for kind, path in (("output", arguments.output), ("error", arguments.errors)):
+        for kind, path in written.items():
             if batch[f"{kind}_file_id"] is not None:
-                named = arguments.file.with_suffix(f".{'errors' if kind == 'error' else kind}.jsonl")
-                gateway.patiently(gateway.save, f"/v1/files/{batch[f'{kind}_file_id']}/content", path or named)
+                gateway.patiently(gateway.save, f"/v1/files/{batch[f'{kind}_file_id']}/content", path)
+            elif path.is_file():
+                path.unlink()
+                print(f"removed {path}, which was of another run")
     except KeyboardInterrupt:
         print(f"{batch['id']} is still {batch['status']}: ask for it, or cancel it, with an SDK.", file=sys.stderr)
         raise
@@ -77,10 +87,9 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _endpoint(file: Path) -> str:
     """The `url` of a file's first line. Raises ValueError for a file without one."""
-    with file.open(encoding="utf-8") as lines:
-        first = next((line for line in lines if line.strip()), "")
     try:
-        return str(json.loads(first)["url"])
+        with file.open(encoding="utf-8-sig") as lines:
+            return str(json.loads(next((line for line in lines if line.strip()), ""))["url"])
     except (ValueError, LookupError, TypeError):
         raise ValueError(f"{file}: expected lines of JSON with custom_id, method, url and body") from None
 
@@ -90,7 +99,9 @@ class _Gateway:
 
     def __init__(self, url: str, key: str) -> None:
         headers = {"authorization": f"Bearer {key}"} if key else {}
-        self._client = httpx.Client(base_url=url.rstrip("/"), headers=headers, timeout=30.0, trust_env=False)
+        self._client = httpx.Client(
+            base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=30.0, trust_env=False
+        )
 
     def patiently(self, request: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """What a request returns once the gateway answers, which may be restarted or replaced meanwhile."""

@@ -39,6 +39,7 @@ class Script:
         self.pauses_s: list[float] = []
 
     def answer(self, request: httpx.Request) -> httpx.Response:
+        assert request.url.path.startswith("/v1/")
         if request.url.path == "/v1/files":
             return httpx.Response(200, json={"id": "file-in"})
         if request.method == "POST":
@@ -81,10 +82,10 @@ def run(script: Script, monkeypatch: pytest.MonkeyPatch, *arguments: object) -> 
     return main(["batch", "run", *map(str, arguments)])
 
 
-@pytest.mark.parametrize("text", ["", "no JSON", "[]", '{"custom_id": "one"}'])
+@pytest.mark.parametrize("text", ["", "no JSON", "[]", '{"custom_id": "one"}', "\u00ff"])
 def test_a_file_has_lines_of_requests(tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "lines.jsonl"
-    file.write_text(text)
+    file.write_text(text, encoding="latin-1")
     assert main(["batch", "run", str(file)]) == 2
     assert "expected lines of JSON with custom_id, method, url and body" in capsys.readouterr().err
 
@@ -125,6 +126,23 @@ def test_an_earlier_output_stays_until_the_new_one_is_whole(file: Path, monkeypa
     assert run(Script(["completed"], [broken(), whole()]), monkeypatch, file) == 0
     assert output.read_bytes() == ANSWERS
     assert sorted(one.name for one in file.parent.iterdir()) == ["lines.jsonl", "lines.output.jsonl"]
+
+
+def test_errors_of_an_earlier_run_go(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = file.with_suffix(".errors.jsonl")
+    errors.write_text("earlier")
+    assert run(Script(["completed"], [whole()]), monkeypatch, file, "--url", "http://127.0.0.1:1/v1") == 0
+    assert not errors.exists()
+
+
+@pytest.mark.parametrize("output", ["lines.jsonl", "not_there/out.jsonl"])
+def test_a_place_to_which_nothing_can_be_written_is_refused_before_the_batch(
+    output: str, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(file.parent)
+    assert run(Script([], []), monkeypatch, file, "--output", output) == 2
+    assert f"{output}: expected a file in a folder that is there" in capsys.readouterr().err
+    assert file.read_text() == LINE
 
 
 def test_an_output_may_be_a_pipe(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

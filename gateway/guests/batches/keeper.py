@@ -152,9 +152,7 @@ class Keeper:
         if batch.status == "cancelling":
             await self._give_up_rest(run, "batch_cancelled")
         elif batch.status == "in_progress" and has_expired:
-            run.batch = msgspec.structs.replace(
-                batch, at={**batch.at, "expired": now}
-            )  # also if another gateway ends it
+            run.batch = msgspec.structs.replace(batch, at={**batch.at, "expired": now})  # whoever ends it
             await self._give_up_rest(run, "batch_expired")
         elif batch.status == "in_progress":
             run.batch = batch.entered("finalizing", now)

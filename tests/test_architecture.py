@@ -58,7 +58,7 @@ BROAD_EXCEPT: dict[str, str] = {
     "gateway/server/open_requests.py: cut": "a defect in a request must not keep the others from their end",
     "gateway/calls/relay.py: _take": "an event has no caller to raise to: whoever began the call is told",
     "gateway/guests/batches/runner.py: _run": "a defect must not keep a batch from its end",
-    "gateway/guests/batches/line_call.py: ask": "a defect in one line must not keep a batch from its end",
+    "gateway/guests/batches/runner.py: _contained": "a defect in one line must not keep a batch from its end",
     "gateway/api/call_api.py: answer": "whatever ends a request is recorded, and raised again",
     "gateway/api/call_api.py: begin": "a defect in a request has to be answered",
     "gateway/api/call_api.py: _has_begun": "a defect in a request has to be answered, and its body given back",

@@ -6,7 +6,6 @@ import asyncio
 from typing import Any, Final, NamedTuple
 
 import msgspec
-import structlog
 from starlette.types import Message
 
 from plait.backends.errors import PlaitError
@@ -23,9 +22,6 @@ LATER: Final = frozenset((429, 503))
 """The line may be sent again: nothing is wrong with it, and no engine has failed it."""
 
 HEADERS: Final = [(b"content-type", b"application/json"), (b"plait-objective", b"throughput")]
-
-
-log = structlog.get_logger(__name__)
 
 
 class Outcome(NamedTuple):
@@ -91,9 +87,6 @@ async def ask(api: CallApi, batch: Batch, line: Line, request_id: str, engine: s
                 return Outcome(error.status, error.body(), error.retry_after_s or 1.0)
         except ClientGoneError:
             return Outcome(503, b"{}")
-        except Exception:
-            log.exception("a line failed by a defect", batch=batch.id, request_id=request_id)
-            return Outcome(500, b"{}")
     return Outcome(sink.status, sink.body) if sink.is_whole else Outcome(502, b"{}")
 
 

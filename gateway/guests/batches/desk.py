@@ -60,7 +60,6 @@ TABLES: Final = Tables(
             batch TEXT, line BIGINT, failed BIGINT NOT NULL, data BYTEA NOT NULL, PRIMARY KEY (batch, line)
         )""",
         f"CREATE INDEX IF NOT EXISTS batches_active ON {{}}batches_batches (tenant) WHERE {_IS_ACTIVE}",
-        "DROP INDEX IF EXISTS {}batches_of_tenant",  # of databases of before
         "CREATE INDEX IF NOT EXISTS batches_by_id ON {}batches_batches (tenant, id)",
         f"CREATE INDEX IF NOT EXISTS batches_cleared ON {{}}batches_batches (id) WHERE owner = {_CLEARED}",
         "CREATE INDEX IF NOT EXISTS batches_files_of_tenant ON {}batches_files (tenant)",

@@ -120,55 +120,32 @@ def _json(body: bytes) -> Any:
     return msgspec.Raw(msgspec.json.format(body, indent=-1) if b"\n" in body else body)
 
 
-class _Details(msgspec.Struct, frozen=True):
-    cached_tokens: float | None = None
-    reasoning_tokens: float | None = None
-    thinking_tokens: float | None = None
-
-
-class _Counted(msgspec.Struct, frozen=True):
-    """The usage of an answer, by the names of chats, responses and messages, which leave out what is cached.
-
-    A count may be null.
-    """
-
-    prompt_tokens: float | None = None
-    completion_tokens: float | None = None
-    input_tokens: float | None = None
-    output_tokens: float | None = None
-    cache_creation_input_tokens: float | None = None
-    cache_read_input_tokens: float | None = None
-    prompt_tokens_details: _Details | None = None
-    completion_tokens_details: _Details | None = None
-    input_tokens_details: _Details | None = None
-    output_tokens_details: _Details | None = None
-
-
 class _Answer(msgspec.Struct, frozen=True):
-    usage: _Counted | None = None
+    usage: dict[str, Any] | None = None
 
 
 _ANSWER: Final = msgspec.json.Decoder(_Answer)
 
 
 def usage_of(body: bytes) -> tuple[int, int, int, int]:
-    """As in `Batch.usage`; nothing for an answer that tells none."""
+    """As in `Batch.usage`, from the usage of a chat, a response or a message; nothing for an answer that tells none.
+
+    The prompt of a message leaves out what is cached.
+    """
     try:
-        usage = _ANSWER.decode(body).usage
+        usage = _ANSWER.decode(body).usage or {}
     except (msgspec.DecodeError, UnicodeDecodeError):
-        usage = None
-    if usage is None:
-        return 0, 0, 0, 0
-    of_prompt = usage.prompt_tokens_details or usage.input_tokens_details or _Details()
-    of_answer = usage.completion_tokens_details or usage.output_tokens_details or _Details()
-    read, written = usage.cache_read_input_tokens, usage.cache_creation_input_tokens
+        usage = {}
+    counts = dict(usage)
+    for details in usage.values():
+        counts |= details if isinstance(details, dict) else {}
+
+    def total(*names: str) -> int:
+        return sum(int(found) for name in names if isinstance(found := counts.get(name), int | float))
+
     return (
-        _sum(usage.prompt_tokens, usage.input_tokens, read, written),
-        _sum(of_prompt.cached_tokens, read),
-        _sum(usage.completion_tokens, usage.output_tokens),
-        _sum(of_answer.reasoning_tokens, of_answer.thinking_tokens),
+        total("prompt_tokens", "input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens"),
+        total("cached_tokens", "cache_read_input_tokens"),
+        total("completion_tokens", "output_tokens"),
+        total("reasoning_tokens", "thinking_tokens"),
     )
-
-
-def _sum(*counts: float | None) -> int:
-    return sum(int(count) for count in counts if count is not None)

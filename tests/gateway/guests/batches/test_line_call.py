@@ -55,6 +55,11 @@ def test_a_count_that_is_null_is_none() -> None:
     assert usage(prompt_tokens=7, completion_tokens=None, prompt_tokens_details={"cached_tokens": 2.5}) == (7, 2, 0, 0)
 
 
-@pytest.mark.parametrize("cached", ["7", [7]])
-def test_a_usage_that_is_no_number_counts_nothing(cached: object) -> None:
-    assert usage(prompt_tokens=5, prompt_tokens_details={"cached_tokens": cached}) == (0, 0, 0, 0)
+@pytest.mark.parametrize("cached", ["7", [7], {"tokens": 7}])
+def test_a_count_that_is_no_number_is_none(cached: object) -> None:
+    assert usage(prompt_tokens=5, prompt_tokens_details={"cached_tokens": cached}) == (5, 0, 0, 0)
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"usage": [7]}', b'{"usage": null}', b"\xff"])
+def test_an_answer_without_usage_counts_nothing(body: bytes) -> None:
+    assert usage_of(body) == (0, 0, 0, 0)

@@ -17,11 +17,7 @@ TRIED: Final = (
     ("applications", "chain summaries at once", f"by calls left 82.4 s instead of 83.9, by calls had 112.9: {GRAPH}"),
     ("applications", "multi-agent", "decoding is 237 of 242 s with either; the paper's gain is its attention kernel"),
     ("applications", "client-side chaining", f"nothing is left but the network and the iteration in flight: {GRAPH}"),
-    (
-        "applications",
-        "assistants",
-        "four prompts fit into every cache, 2.4 of the paper's 12 is its attention kernel, and .841 is one step of rates",
-    ),
+    ("applications", "assistants", "four prompts fit into every cache; 2.4 of 12 is the paper's kernel; a step: .841"),
     ("applications", "the chain that gains least", f"with no TPOT all gain, and the mean is 94.8 s: {GRAPH}"),
     ("applications", "latency_mix", f"leaders, and groups placed as a whole: {SCHEDULER}, {PLACEMENT}"),
     ("local_scheduler", "per iteration", "nothing: every baseline keeps .96 of them and more, so no gain is left"),

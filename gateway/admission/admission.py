@@ -47,7 +47,7 @@ LOOK_S: Final = 0.25
 """The interval at which the gates look for room while sessions are held: idle sessions expire without an event."""
 
 LINES_PART: Final = 0.5
-"""Lines of batches use so much of the bucket of their tenant's rates. Other calls of the tenant find the rest."""
+"""Lines of batches use this part of the buckets of their tenant's rates, and its other calls all of them."""
 
 log = structlog.get_logger(__name__)
 
@@ -158,7 +158,7 @@ class Admission:
     def _enter_line(self, call: Waiting, use: TenantUse, limits: TenantLimits, now_s: float) -> None:
         """A line of a batch is sent at once: whoever sends it has asked for room, and it waits for nothing here.
 
-        One place of its tenant's is left for other calls, if there are several.
+        Lines leave one of their tenant's `max_running` to other calls, if there are several.
         """
         if use.running >= max(1, limits.max_running - 1):
             reached = ReachedLimit("max_running", limits.max_running, use.running)

@@ -46,13 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415
 
     endpoint, file = _endpoint(arguments.file), arguments.file
-    written = {
-        "output": arguments.output or file.with_suffix(".output.jsonl"),
-        "error": arguments.errors or file.with_suffix(".errors.jsonl"),
-    }
-    for path in written.values():
-        if path.resolve() == file.resolve() or not path.absolute().parent.is_dir():
-            raise ValueError(f"{path}: expected a file in a folder that is there, and not the one with the lines")
+    written = _written(file, arguments.output, arguments.errors)
     gateway = _Gateway(arguments.url, arguments.key)
     with file.open("rb") as lines:
         uploaded = gateway.ask("POST", "/v1/files", files={"file": lines}, data={"purpose": "batch"}, timeout=600.0)
@@ -83,6 +77,21 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"{where}{error['code']}: {error['message']}", file=sys.stderr)
     if counts["failed"] or batch["status"] != "completed":
         sys.exit(1)
+
+
+def _written(file: Path, output: Path | None, errors: Path | None) -> dict[str, Path]:
+    """Where the answers go, by kind. Raises ValueError for a place that cannot be written or has something else."""
+    written = {
+        "output": output or file.with_suffix(".output.jsonl"),
+        "error": errors or file.with_suffix(".errors.jsonl"),
+    }
+    taken = {file.resolve()}
+    for path in written.values():
+        if path.resolve() in taken or not path.absolute().parent.is_dir():
+            raise ValueError(f"{path}: expected a file of its own, in a folder that is there")
+        if path.is_file() or not path.exists():  # both may go to the same device
+            taken.add(path.resolve())
+    return written
 
 
 def _endpoint(file: Path) -> str:

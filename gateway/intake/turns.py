@@ -55,7 +55,7 @@ equal part of the queue. Their clients can try another gateway.
 """
 
 STILL_S: Final = 1.0
-"""In a longer pass the gateway or its machine has stood still. That makes no queue stand."""
+"""In a longer pass the gateway or its machine has stood still. Its time counts for no standing queue."""
 
 log = structlog.get_logger(__name__)
 

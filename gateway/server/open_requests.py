@@ -107,8 +107,9 @@ class OpenRequests:
         except PlaitError as error:  # the application raises it only after an answer has begun
             fault = error
         except Exception as error:  # noqa: BLE001 - as above
-            begun = error.__cause__  # of Starlette's error, if an answer with a handled one had begun
-            fault = begun if isinstance(begun, PlaitError) else _defect(scope, error)
+            # Starlette wraps an error that it cannot answer any more, as an answer has begun.
+            cause = error.__cause__ if isinstance(error, RuntimeError) else None
+            fault = cause if isinstance(cause, PlaitError) else _defect(scope, error)
         if self._open.pop(request, None) is None:  # `cut` has removed it
             fault = fault or GatewayStoppingError()
         elif fault is None and request.stage is Stage.SERVED and not request.is_gone:

@@ -58,7 +58,7 @@ LATE_AT_ONCE: Final = 64
 """So many lines of a late batch wait for their turns or run."""
 
 MOST_REFUSED: Final = 64
-"""Behind so many lines that were refused a moment ago no line of a batch is sent: its tenant may be at a limit."""
+"""No line of a batch is sent while so many refused ones wait: its tenant may be at a limit."""
 
 KEY_ENDED: Final = BatchError("key_ended", "The API key by which the batch was made was revoked or has expired.")
 
@@ -272,7 +272,7 @@ class Runner:
         task.add_done_callback(partial(_line_ended, run))
 
     async def _contained(self, run: Running, line: int, work: Callable[[], Awaitable[None]]) -> None:
-        """Do the work of a line, which alone has failed by a defect."""
+        """Do the work of a line. A defect fails this line only."""
         try:
             await work()
         except NotOwnerError:
@@ -356,7 +356,7 @@ def _line_ended(run: Running, task: asyncio.Task[None]) -> None:
 
 
 def _pause_s(outcome: Outcome) -> float:
-    """How long a line waits until it is sent again that was refused."""
+    """How long a refused line waits until it is sent again."""
     return min(outcome.retry_after_s, MOST_PAUSE_S)
 
 

@@ -47,9 +47,7 @@ class Running:
     lost: bool = False
     """Whether another gateway has the batch."""
     defect: BaseException | None = None
-    """The exception that ended the task of a line: a defect by which not even its error can be written, or the batch is
-    lost.
-    """
+    """What ended the task of a line: `NotOwnerError`, or a defect by which not even the line's error can be written."""
     is_written: bool = False
     """Whether no more answers come."""
     began_s: float = 0.0

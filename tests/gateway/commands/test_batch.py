@@ -135,14 +135,20 @@ def test_errors_of_an_earlier_run_go(file: Path, monkeypatch: pytest.MonkeyPatch
     assert not errors.exists()
 
 
-@pytest.mark.parametrize("output", ["lines.jsonl", "not_there/out.jsonl"])
+@pytest.mark.parametrize("output", ["lines.jsonl", "not_there/out.jsonl", "lines.errors.jsonl"])
 def test_a_place_to_which_nothing_can_be_written_is_refused_before_the_batch(
     output: str, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(file.parent)
     assert run(Script([], []), monkeypatch, file, "--output", output) == 2
-    assert f"{output}: expected a file in a folder that is there" in capsys.readouterr().err
+    assert "expected a file of its own, in a folder that is there" in capsys.readouterr().err
     assert file.read_text() == LINE
+
+
+def test_answers_may_be_for_nobody(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nobody = "--output", os.devnull, "--errors", os.devnull
+    assert run(Script(["completed"], [whole()]), monkeypatch, file, *nobody) == 0
+    assert [one.name for one in file.parent.iterdir()] == ["lines.jsonl"]
 
 
 def test_an_output_may_be_a_pipe(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ from plait.gateway.guests.batches.line_call import Outcome
 from plait.gateway.guests.batches.runner import MOST_REFUSED, MOST_TRIES, Runner
 from plait.gateway.guests.batches.running import Running
 from tests.gateway.guests.batches.test_feeder import SLOTS, fleet
+from tests.gateway.guests.batches.test_runner import end
 from tests.waiting import WITHIN_S
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "Hello"}]}
@@ -72,11 +73,7 @@ async def batches(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Batches]:
     made = Batches()
     monkeypatch.setattr(module, "ask", made.ask)
     yield made
-    await made.runner.close()
-    for task in made.tasks:
-        task.cancel()
-    await asyncio.gather(*made.tasks, return_exceptions=True)
-    await made.thread.close(made.desk.close)
+    await end(made.runner, made.tasks, made.desk, made.thread)
 
 
 async def test_a_tenant_at_a_limit_is_asked_a_few_lines_at_a_time(batches: Batches) -> None:

@@ -102,16 +102,21 @@ class Batches:
         return await asyncio.Future[Outcome]()
 
 
+async def end(runner: Runner, tasks: list[asyncio.Task[None]], desk: Desk, thread: tables.TablesThread) -> None:
+    """Stop a gateway's batches."""
+    await runner.close()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await thread.close(desk.close)
+
+
 @pytest.fixture
 async def batches(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Batches]:
     made = Batches()
     monkeypatch.setattr(module, "ask", made.ask)
     yield made
-    await made.runner.close()
-    for task in made.tasks:
-        task.cancel()
-    await asyncio.gather(*made.tasks, return_exceptions=True)
-    await made.thread.close(made.desk.close)
+    await end(made.runner, made.tasks, made.desk, made.thread)
 
 
 async def test_a_look_asks_once_for_each_batch(batches: Batches, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,23 +47,25 @@ class Served:
         self.port = 0
 
     async def engine(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, name: str) -> None:
-        head = await reader.readuntil(b"\r\n\r\n")
-        lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
-        await reader.readexactly(int(lengths[0].split(b":")[1]))
-        self.asked.set()
-        answer = self.answers.get(name, self.answer)
-        if answer is None:
-            await reader.read()
-        elif isinstance(answer, bytes):
-            writer.write(answer)
-        else:
-            status, fields = answer
-            kind, body = b"text/event-stream", fields
-            if not isinstance(body, bytes):
-                kind, body = b"application/json", json.dumps(fields).encode()
-            writer.write(b"HTTP/1.1 %d X\r\ncontent-type: %b\r\n" % (status, kind))
-            writer.write(b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body))
-        writer.close()
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+            lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+            await reader.readexactly(int(lengths[0].split(b":")[1]))
+            self.asked.set()
+            answer = self.answers.get(name, self.answer)
+            if answer is None:
+                await reader.read()
+            elif isinstance(answer, bytes):
+                writer.write(answer)
+            else:
+                status, fields = answer
+                kind, body = b"text/event-stream", fields
+                if not isinstance(body, bytes):
+                    kind, body = b"application/json", json.dumps(fields).encode()
+                writer.write(b"HTTP/1.1 %d X\r\ncontent-type: %b\r\n" % (status, kind))
+                writer.write(b"content-length: %d\r\nconnection: close\r\n\r\n%b" % (len(body), body))
+        finally:  # a test may end before the gateway has let go of this connection
+            writer.close()
 
     async def send(self, data: bytes, *, answered: bool = True) -> bytes:
         """Send a request on a connection of its own. Without `answered`, the client goes once it is under way."""

@@ -51,8 +51,10 @@ class Gateway:
         if is_call or not self.is_late:
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
             writer.write_eof()
-        await reader.read()
-        writer.close()
+        try:
+            await reader.read()
+        finally:  # the test may end first
+            writer.close()
 
 
 async def test_a_late_machine_gets_fewer_calls_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:

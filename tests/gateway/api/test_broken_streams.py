@@ -77,9 +77,9 @@ BREAKS: dict[str, list[bytes | EngineError | None]] = {
 @asynccontextmanager
 async def clients(
     prompts: PromptReader, pieces: list[bytes | EngineError | None], routes: set[str]
-) -> AsyncIterator[tuple[OpenRequests, openai.AsyncOpenAI, anthropic.AsyncAnthropic]]:
+) -> AsyncIterator[tuple[OpenRequests, FakeHttp, openai.AsyncOpenAI, anthropic.AsyncAnthropic]]:
     """The released SDKs at a gateway whose engine has these routes, and answers so."""
-    async with gateway(FakeHttp(Exchange(pieces=pieces))) as made:
+    async with gateway(engine := FakeHttp(Exchange(pieces=pieces))) as made:
         made.relay._attempts._max_attempts = 1
         made.router.health.answered("a", {"m": 1_000}, routes=routes)
         api = Api(prompts)
@@ -94,6 +94,7 @@ async def clients(
             given: dict[str, Any] = {"api_key": "k", "max_retries": 0, "http_client": http}
             yield (
                 running.requests,
+                engine,
                 openai.AsyncOpenAI(base_url=f"{running.url}/v1", **given),
                 anthropic.AsyncAnthropic(base_url=running.url, **given),
             )
@@ -104,9 +105,12 @@ async def clients(
 @pytest.mark.parametrize("route", ROUTES)
 async def test_the_sdk_raises(prompts: PromptReader, route: str, how: str, has_begun: bool) -> None:
     ask, first, routes = ROUTES[route]
-    async with clients(prompts, [*([first] if has_begun else []), *BREAKS[how]], routes) as (requests, ours, theirs):
+    pieces = [*([first] if has_begun else []), *BREAKS[how]]
+    async with clients(prompts, pieces, routes) as (requests, engine, ours, theirs):
         asked = asyncio.ensure_future(ask(ours, theirs))
         if how == "gateway stopping":
+            while not engine.requests:  # noqa: ASYNC110
+                await asyncio.sleep(0.005)
             await asyncio.wait([asked], timeout=0.2)
             assert not asked.done()
             requests.cut()

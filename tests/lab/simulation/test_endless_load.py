@@ -46,12 +46,12 @@ class Gateway:
         self.calls = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        is_call = (await reader.readuntil(b"\r\n\r\n")).startswith(b"POST")
-        self.calls += is_call
-        if is_call or not self.is_late:
-            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
-            writer.write_eof()
         try:
+            is_call = (await reader.readuntil(b"\r\n\r\n")).startswith(b"POST")
+            self.calls += is_call
+            if is_call or not self.is_late:
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+                writer.write_eof()
             await reader.read()
         finally:  # the test may end first
             writer.close()

@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from e2e.server_process import Server
+from e2e.server_process import Server, eventually
 from e2e.servers import Launcher
 from tests.waiting import WITHIN_S
 
@@ -44,6 +44,8 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         for one in (engine, gateway):
             one.start()
             one.wait_until_ready()
+        # the gateway is ready with its first worker, and one that still starts grows by what it imports
+        eventually(lambda: gateway.log().count('"listening"') == WORKERS)
         yield gateway
 
 

@@ -28,7 +28,8 @@ ANSWER = {
     "choices": [{"index": 0, "message": {"role": "assistant", "content": SECRET}, "finish_reason": "stop"}],
     "usage": {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6},
 }
-LIMITS = RequestLimits(header_timeout_s=1.0, body_timeout_s=0.3)
+LIMITS = RequestLimits()  # so long that a test that pauses on a busy machine is no slow client
+IMPATIENT = RequestLimits(body_timeout_s=0.3)
 EngineAnswer = tuple[int, dict[str, Any] | bytes] | bytes
 """A status with a body, which is JSON or the events of a stream; or all bytes of an answer."""
 
@@ -105,7 +106,7 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(*engines: str, **sections: Any) -> AsyncIterator[Served]:
+async def serving(*engines: str, limits: RequestLimits = LIMITS, **sections: Any) -> AsyncIterator[Served]:
     """A gateway before these engines, or one. `sections` replace those of its configuration."""
     made, names = Served(), engines or ("a",)
     servers = [await asyncio.start_server(partial(made.engine, name=name), "127.0.0.1", 0) for name in names]
@@ -118,7 +119,7 @@ async def serving(*engines: str, **sections: Any) -> AsyncIterator[Served]:
     made.gateway = gateway = Gateway(parse_config({**given, **sections}, "test"))
     for name in names:
         gateway.kernel.router.health.answered(name, {"m": None})
-    bounds = ClientBounds(LIMITS, gateway.kernel.refusals.unread)
+    bounds = ClientBounds(limits, gateway.kernel.refusals.unread)
     server = uvicorn.Server(new_config(gateway.app, bounds, port=0, lifespan="off", timeout_graceful_shutdown=1))
     task = asyncio.create_task(server._serve())  # `serve` would take the signals of the test run
     while not server.started:  # noqa: ASYNC110

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 from structlog.testing import capture_logs
 
-from tests.gateway.api.served_gateway import CHAT, SECRET, Served, request, serving
+from tests.gateway.api.served_gateway import CHAT, IMPATIENT, LIMITS, SECRET, Served, request, serving
 from tests.waiting import WITHIN_S
 
 
@@ -154,8 +154,9 @@ CASES: dict[str, tuple[Callable[[Served], Awaitable[object]], list[Line]]] = {
 @pytest.mark.parametrize("case", CASES)
 async def test_a_request_ends_in_one_line_and_counts_once(case: str) -> None:
     make, expected = CASES[case]
+    comes_late = any(code == "request_timeout" for _, code, *_ in expected)
     with capture_logs() as logs:
-        async with serving() as made:
+        async with serving(limits=IMPATIENT if comes_late else LIMITS) as made:
             await make(made)
             async with asyncio.timeout(WITHIN_S):
                 while made.counted < len(expected):  # noqa: ASYNC110 - nothing tells when the last one is counted

@@ -133,7 +133,10 @@ def in_turn(names: Iterable[str], turn: int) -> list[str]:
 
 
 def _promises(size: Size) -> Row:
-    """Short calls with a TTFT, TPOT or JCT, against engines' priorities without a line, and in full FCFS engines."""
+    """Short calls with a TTFT, TPOT or JCT, against engines' priorities without a line, and in full FCFS engines.
+
+    Of some 170 calls with a seed .952 to 1.000 are kept at saturation: in full there are six seeds.
+    """
     plan = promises.Plan(
         fleet=FleetSize(engines=1),
         systems=(NONE, ADMISSION) if size.quick else (NONE, ADMISSION, FCFS),
@@ -141,9 +144,8 @@ def _promises(size: Size) -> Row:
     )
     if size.quick:
         plan = replace(plan, seconds=QUICK_PROMISES_S)
-    tasks = [
-        (name, callers, seed) for name in promises.PROMISES for callers in promises.CALLERS for seed in size.seeds()
-    ]
+    seeds = size.seeds(count=SEEDS if size.quick else 2 * SEEDS)
+    tasks = [(name, callers, seed) for name in promises.PROMISES for callers in promises.CALLERS for seed in seeds]
     return Row(
         tasks,
         partial(promises.Runner, plan),

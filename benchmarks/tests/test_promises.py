@@ -88,6 +88,17 @@ def test_the_worst_load_counts_and_jcts_may_not_cost_calls() -> None:
     assert "| 0.5 | admission | 0.995 |" in "\n".join(markdown(results))
 
 
+def test_the_line_is_not_blamed_for_what_is_not_kept_without_one_either() -> None:
+    for without, is_blamed in ((0.99, True), (0.98, False)):
+        results = {
+            Point("ttft-0.3", "one", 1.0, "admission", 1): kept(0.98),
+            Point("ttft-0.3", "one", 1.0, "none", 1): kept(without),
+        }
+        worst, over_the_better = claims(results)
+        assert (worst.holds, worst.fails) == (False, is_blamed)
+        assert over_the_better.fails is is_blamed
+
+
 def test_a_run_reports_every_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

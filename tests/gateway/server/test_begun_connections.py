@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from plait.gateway.asgi import OnEnd
 from plait.gateway.server.served_request import ServedRequest
-from tests.gateway.server.serving import ROOMY, app, serving
+from tests.gateway.server.serving import app, serving
 from tests.waiting import WITHIN_S
 
 
@@ -48,7 +48,7 @@ LAST = b"Connection: close"
 async def test_a_short_request_is_begun_however_it_comes(cut: int) -> None:
     begins, request = Begins(), posted(b"/1", b"hello", LAST)
     pieces = (request[:cut], request[cut:]) if cut else (request,)
-    async with serving(ROOMY, application=begins) as running:
+    async with serving(application=begins) as running:
         answer = await running.ask(*pieces, pause_s=0.02)
     assert (answer.split()[1], answer[-5:], begins.begun) == (b"200", b"hello", 1)
 
@@ -57,7 +57,7 @@ async def test_a_short_request_is_begun_however_it_comes(cut: int) -> None:
 async def test_one_whose_length_is_not_known_is_served_in_any_case(body: bytes) -> None:
     begins, head = Begins(), b"POST /1 HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
     whole = b"5\r\nhello\r\n0\r\n\r\n"
-    async with serving(ROOMY, application=begins) as running:
+    async with serving(application=begins) as running:
         answer = await running.ask(head + body, whole[len(body) :], pause_s=0.05)
     assert (answer.split()[1], answer[-5:]) == (b"200", b"hello")
 
@@ -65,7 +65,7 @@ async def test_one_whose_length_is_not_known_is_served_in_any_case(body: bytes) 
 async def test_requests_in_a_row_are_answered_in_their_order() -> None:
     begins, bodies = Begins(), [b"%05d" % n for n in range(9)]
     requests = [posted(b"/1", body) for body in bodies[:-1]] + [posted(b"/1", bodies[-1], LAST)]
-    async with serving(ROOMY, application=begins) as running:
+    async with serving(application=begins) as running:
         answer = await running.ask(b"".join(requests))
     assert [head[:5] for head in answer.split(b"\r\n\r\n")[1:]] == bodies
     assert begins.begun == 9
@@ -73,7 +73,7 @@ async def test_requests_in_a_row_are_answered_in_their_order() -> None:
 
 async def test_a_long_answer_waits_for_its_client() -> None:
     begins = Begins()
-    async with serving(ROOMY, application=begins) as running:
+    async with serving(application=begins) as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port, limit=2**12)
         writer.write(posted(b"/2000", bytes(5_000), LAST))
         await asyncio.sleep(0.1)
@@ -84,7 +84,7 @@ async def test_a_long_answer_waits_for_its_client() -> None:
 
 async def test_what_is_begun_is_told_that_its_client_has_gone() -> None:
     begins = Begins()
-    async with serving(ROOMY, application=begins) as running:
+    async with serving(application=begins) as running:
         _, writer = await asyncio.open_connection("127.0.0.1", running.port)
         writer.write(posted(b"/waits", b"hello"))
         await asyncio.sleep(0.05)

@@ -55,7 +55,7 @@ MALFORMED = [
 
 @pytest.mark.parametrize("request_bytes", MALFORMED, ids=repr)
 async def test_what_is_not_http_is_refused(request_bytes: bytes) -> None:
-    async with serving(ROOMY) as running:
+    async with serving() as running:
         status, error = error_of(await running.ask(request_bytes))
     assert (status, error["code"], error["type"]) == (400, "invalid_http", "invalid_request_error")
     assert [refused.code for refused in running.refused] == ["invalid_http"]
@@ -83,14 +83,14 @@ async def test_what_is_not_http_is_refused(request_bytes: bytes) -> None:
     ],
 )  # fmt: skip
 async def test_a_request_over_a_limit_is_refused(pieces: list[bytes], status: int, code: str) -> None:
-    async with serving(LIMITS if status == 408 else ROOMY) as running:  # a pause of the process is no slow client
+    async with serving(LIMITS if status == 408 else ROOMY) as running:
         given, error = error_of(await running.ask(*pieces, pause_s=0.02))
     assert (given, error["code"]) == (status, code)
     assert [refused.code for refused in running.refused] == [code]
 
 
 async def test_a_connection_that_sends_nothing_is_closed_without_a_word() -> None:
-    async with serving() as running:
+    async with serving(LIMITS) as running:
         assert await running.ask() == b""
     assert not running.refused
 
@@ -103,7 +103,7 @@ async def test_empty_lines_on_an_idle_connection_are_not_answered() -> None:
 
 
 async def test_a_connection_that_is_idle_is_closed_and_not_before() -> None:
-    async with serving(ROOMY, keep_alive_s=0.2) as running:
+    async with serving(keep_alive_s=0.2) as running:
         loop = asyncio.get_running_loop()
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
         for _ in range(3):
@@ -119,7 +119,7 @@ async def test_a_connection_that_is_idle_is_closed_and_not_before() -> None:
 
 async def test_idle_connections_make_room_for_new_ones_and_busy_ones_do_not() -> None:
     last = GET + b"Connection: close\r\n\r\n"
-    async with serving(ROOMY) as running:
+    async with serving() as running:
 
         async def opened(request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
             reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
@@ -144,7 +144,7 @@ async def test_idle_connections_make_room_for_new_ones_and_busy_ones_do_not() ->
 
 
 async def test_a_connection_is_idle_once_its_body_has_ended_after_the_answer() -> None:
-    async with serving(ROOMY, keep_alive_s=0.2, application=refusing) as running:
+    async with serving(keep_alive_s=0.2, application=refusing) as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
         writer.write(POST + b"Content-Length: 40000\r\n\r\n" + bytes(20_000))
         assert b" 401 " in await reader.readuntil(b"\r\n\r\nno")
@@ -155,7 +155,7 @@ async def test_a_connection_is_idle_once_its_body_has_ended_after_the_answer() -
 
 async def test_the_rest_of_a_body_is_read_for_its_time_however_fast_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_bounds, "DRAIN_S", 0.2)
-    async with serving(ROOMY, application=refusing) as running:
+    async with serving(application=refusing) as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
         writer.write(POST + b"Content-Length: %d\r\n\r\n" % 2**40)
         assert b" 401 " in await reader.readuntil(b"\r\n\r\nno")
@@ -178,7 +178,7 @@ async def refusing(_scope: Scope, _receive: Receive, send: Send) -> None:
 
 
 async def test_an_idle_client_that_does_not_read_its_answer_is_let_go() -> None:
-    async with serving(ROOMY, keep_alive_s=0.2) as running:
+    async with serving(keep_alive_s=0.2) as running:
         running.server.servers[0].sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2_048)
@@ -193,7 +193,7 @@ async def test_an_idle_client_that_does_not_read_its_answer_is_let_go() -> None:
 
 
 async def test_a_client_of_http_1_0_may_leave_its_host_out() -> None:
-    async with serving(ROOMY) as running:
+    async with serving() as running:
         assert (await running.ask(b"GET /ready HTTP/1.0\r\n\r\n")).endswith(b"\r\n\r\n/ready")
 
 
@@ -201,7 +201,7 @@ async def test_a_request_is_freed_without_the_garbage_collector() -> None:
     def left() -> set[int]:
         return {id(one) for one in gc.get_objects() if isinstance(one, ServedRequest | Connection)}
 
-    async with serving(ROOMY) as running:
+    async with serving() as running:
         gc.collect()
         gc.disable()
         try:
@@ -221,7 +221,7 @@ async def test_a_slow_request_in_time_is_served() -> None:
 
 
 async def test_connections_are_bounded() -> None:
-    async with serving(ROOMY) as running:
+    async with serving() as running:
         idle = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(3)]
         for _, writer in idle:
             writer.write(GET)
@@ -254,7 +254,7 @@ async def test_an_upgrade_is_ignored_and_the_body_is_read(upgrade: str, body: st
     sent, read = BODIES[body]
     request = POST + UPGRADES[upgrade] + sent
     last = POST + b"Connection: close\r\nContent-Length: 4\r\n\r\nlast"
-    async with serving(ROOMY) as running:
+    async with serving() as running:
         whole = await running.ask(request + request + last)
         parted = await running.ask(*[request[at : at + 16] for at in range(0, len(request), 16)], last)
     assert [answer.partition(b"\r\n\r\n")[2] for answer in whole.split(b"HTTP/1.1 ")[1:]] == [read, read, b"last"]
@@ -262,7 +262,7 @@ async def test_an_upgrade_is_ignored_and_the_body_is_read(upgrade: str, body: st
 
 
 async def test_a_body_behind_an_upgrade_may_wait_to_be_asked_for() -> None:
-    async with serving(ROOMY) as running:
+    async with serving() as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
         writer.write(POST + UPGRADES["h2c"] + b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n")
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100 ")
@@ -272,7 +272,7 @@ async def test_a_body_behind_an_upgrade_may_wait_to_be_asked_for() -> None:
 
 
 async def test_a_tunnel_is_no_upgrade() -> None:
-    async with serving(ROOMY) as running:
+    async with serving() as running:
         answer = await running.ask(b"CONNECT http://a/b HTTP/1.1\r\nHost: a\r\n\r\n" + GET + b"\r\n")
     assert answer.endswith(b"\r\n\r\n/b")
     assert answer.count(b"HTTP/1.1") == 1
@@ -280,13 +280,13 @@ async def test_a_tunnel_is_no_upgrade() -> None:
 
 @pytest.mark.parametrize("rest", [b"Content-Length: x\r\n\r\n", b"Transfer-Encoding: gzip\r\n\r\n", b"Host: b\r\n\r\n"])
 async def test_an_upgrade_hides_no_fault(rest: bytes) -> None:
-    async with serving(ROOMY) as running:
+    async with serving() as running:
         status, error = error_of(await running.ask(POST + UPGRADES["h2c"] + rest))
     assert (status, error["code"]) == (400, "invalid_http")
 
 
 async def test_trailers_are_no_headers() -> None:
-    async with serving(ROOMY) as running:
+    async with serving() as running:
         head = b"POST /headers HTTP/1.1\r\nHost: a\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
         answer = await running.ask(head + b"1\r\nx\r\n0\r\nAuthorization: later\r\n\r\n")
     assert answer.endswith(b"\r\n\r\nhost connection transfer-encoding")
@@ -296,14 +296,14 @@ async def test_trailers_are_no_headers() -> None:
 async def test_chunks_may_be_small(framing: bytes) -> None:
     body = b"0123456789" * 10
     chunks = b"".join(framing % bytes([digit]) for digit in body) + b"0\r\nDigest: c\r\n\r\n"
-    async with serving(ROOMY) as running:
+    async with serving() as running:
         request = CHUNKED + b"Connection: close\r\n\r\n" + chunks
         for pieces in ([request], [request[:500], request[500:]]):
             assert (await running.ask(*pieces)).endswith(body)
 
 
 async def test_an_answer_under_way_is_not_mixed_with_a_refusal() -> None:
-    async with serving(ROOMY) as running:
+    async with serving() as running:
         answer = await running.ask(GET + b"\r\nnonsense")
         assert answer.startswith(b"HTTP/1.1 200")
         assert answer.count(b"HTTP/1.1") == 1
@@ -311,7 +311,7 @@ async def test_an_answer_under_way_is_not_mixed_with_a_refusal() -> None:
 
 async def test_an_application_is_told_that_its_client_has_gone() -> None:
     HAPPENED.update(running=asyncio.Event(), gone=asyncio.Event())
-    async with serving(ROOMY) as running:
+    async with serving() as running:
         _, writer = await asyncio.open_connection("127.0.0.1", running.port)
         writer.write(b"GET /watched HTTP/1.1\r\nHost: a\r\n\r\n")
         await asyncio.wait_for(HAPPENED["running"].wait(), WITHIN_S)
@@ -323,7 +323,7 @@ async def test_an_application_is_told_that_its_client_has_gone() -> None:
 async def test_a_client_that_asks_to_close_gets_an_answer_that_comes_before_its_request_has_ended() -> None:
     body = bytes(8_000_000)
     head = b"POST /defect HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
-    async with serving(ROOMY) as running:
+    async with serving() as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
         writer.write(head)
         for begin in range(0, len(body), 100_000):
@@ -336,21 +336,21 @@ async def test_a_client_that_asks_to_close_gets_an_answer_that_comes_before_its_
 
 async def test_a_refused_client_may_send_on() -> None:
     """Its answer is not lost to a reset."""
-    async with serving(ROOMY) as running:
+    async with serving() as running:
         big = b"x" * 100_000
         answer = await running.ask(GET + b"a: " + big, *[big] * 20)
     assert error_of(answer)[0] == 431
 
 
 async def test_requests_that_wait_on_a_connection_are_bounded() -> None:
-    async with serving(ROOMY) as running:
+    async with serving() as running:
         answer = await running.ask((GET + b"\r\n") * 200)
     assert answer.count(b"HTTP/1.1 200") == 1
 
 
 async def test_a_defect_is_an_error_object_and_logged_once() -> None:
     with structlog.testing.capture_logs() as logs:
-        async with serving(ROOMY) as running:
+        async with serving() as running:
             request = b"GET /defect HTTP/1.1\r\nHost: a\r\nx-request-id: r-1\r\nConnection: close\r\n\r\n"
             status, error = error_of(await running.ask(request))
     assert (status, error["code"], error["type"]) == (500, "internal_error", "server_error")
@@ -359,7 +359,7 @@ async def test_a_defect_is_an_error_object_and_logged_once() -> None:
 
 
 async def test_a_stream_with_a_defect_ends_with_an_error_event() -> None:
-    async with serving(ROOMY) as running:
+    async with serving() as running:
         answer = await running.ask(b"GET /broken HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
     assert answer.count(b"data: ") == 2
     assert b'"code":"internal_error"' in answer
@@ -368,7 +368,7 @@ async def test_a_stream_with_a_defect_ends_with_an_error_event() -> None:
 
 @pytest.mark.parametrize(("path", "code"), [(b"/wait", b"503"), (b"/stream", b"200")])
 async def test_a_call_that_is_cut_at_shutdown_is_told(path: bytes, code: bytes) -> None:
-    async with serving(ROOMY) as running:
+    async with serving() as running:
         asked = asyncio.create_task(running.ask(b"GET " + path + b" HTTP/1.1\r\nHost: a\r\n\r\n"))
         await asyncio.sleep(0.1)
     answer = await asked

@@ -9,7 +9,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from plait.gateway.asgi import ClientStage, sink_of
-from tests.gateway.server.serving import ROOMY, serving
+from tests.gateway.server.serving import serving
 from tests.waiting import WITHIN_S
 
 BODY = bytes(6 * 2**20)
@@ -29,7 +29,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 
 @pytest.mark.parametrize("path", [b"/sink", b"/stage"])
 async def test_a_slow_reader_gets_all_of_it(path: bytes) -> None:
-    async with serving(ROOMY, application=app) as running, asyncio.timeout(WITHIN_S):
+    async with serving(application=app) as running, asyncio.timeout(WITHIN_S):
         slow = socket.socket()
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
         slow.setblocking(False)

@@ -17,7 +17,7 @@ from plait.gateway.config.file import parse_config
 from plait.gateway.server.connection import ClientBounds, Connection
 from plait.gateway.server.open_requests import OpenRequests
 from tests.gateway.server.fake_connection import FakeTransport
-from tests.gateway.server.serving import ROOMY, Running, serving
+from tests.gateway.server.serving import Running, serving
 from tests.gateway.server.test_odd_clients import GET, Server
 from tests.waiting import WITHIN_S
 
@@ -40,7 +40,7 @@ async def gateway_with(connections: int, **server: Any) -> AsyncIterator[Running
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await gateway.app(scope, receive, send)
 
-    async with serving(ROOMY, application=app, connections=connections, needs_keys=gateway.needs_keys) as running:
+    async with serving(application=app, connections=connections, needs_keys=gateway.needs_keys) as running:
         yield running
 
 

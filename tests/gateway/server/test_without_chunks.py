@@ -9,7 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from plait.gateway.asgi import sink_of
 from tests.gateway.server.fake_connection import FakeConnection
-from tests.gateway.server.serving import LIMITS, ROOMY, serving
+from tests.gateway.server.serving import serving
 from tests.waiting import WITHIN_S
 
 EVENTS = [b"data: %d\n\n" % number for number in range(3)]
@@ -37,7 +37,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
 @pytest.mark.parametrize("head", HEADS, ids=["alone", "keep-alive"])
 @pytest.mark.parametrize("path", [b"/sink", b"/messages"])
 async def test_a_stream_is_its_bytes_until_the_connection_closes(path: bytes, head: bytes) -> None:
-    async with serving(ROOMY, application=app) as running:
+    async with serving(application=app) as running:
         answer = await running.ask(b"GET %b HTTP/1.0\r\n" % path + head)
     begun, _, body = answer.partition(b"\r\n\r\n")
     assert b"\r\nconnection: close" in begun
@@ -46,7 +46,7 @@ async def test_a_stream_is_its_bytes_until_the_connection_closes(path: bytes, he
 
 
 async def test_an_answer_with_a_length_keeps_it() -> None:
-    async with serving(ROOMY, application=app) as running:
+    async with serving(application=app) as running:
         answer = await running.ask(b"GET /whole HTTP/1.0\r\n\r\n")
     begun, _, body = answer.partition(b"\r\n\r\n")
     assert b"\r\ncontent-length: %d" % len(body) in begun
@@ -54,7 +54,7 @@ async def test_an_answer_with_a_length_keeps_it() -> None:
 
 
 async def test_a_stream_that_a_defect_cuts_ends_with_an_event() -> None:
-    async with serving(ROOMY) as running:
+    async with serving() as running:
         answer = await running.ask(b"GET /broken HTTP/1.0\r\n\r\n")
     begun, _, body = answer.partition(b"\r\n\r\n")
     assert b"transfer-encoding" not in begun
@@ -66,7 +66,7 @@ async def test_the_head_of_a_stream_goes_out_before_its_first_bytes() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await asyncio.sleep(60)
 
-    async with serving(LIMITS, application=waits) as running:
+    async with serving(application=waits) as running:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
         writer.write(b"GET / HTTP/1.0\r\n\r\n")
         assert (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WITHIN_S)).startswith(b"HTTP/1.1 200 ")

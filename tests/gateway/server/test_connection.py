@@ -18,7 +18,7 @@ from plait.gateway.server.connection import Connection
 from plait.gateway.server.request_bounds import LEAST_IDLE_S
 from plait.gateway.server.served_request import ServedRequest
 from tests.gateway.server.serving import CHUNKED, GET, HAPPENED, LIMITS, POST, ROOMY, serving
-from tests.waiting import WITHIN_S
+from tests.waiting import SLOWNESS, WITHIN_S
 
 
 def error_of(answer: bytes) -> tuple[int, dict[str, Any]]:
@@ -103,16 +103,17 @@ async def test_empty_lines_on_an_idle_connection_are_not_answered() -> None:
 
 
 async def test_a_connection_that_is_idle_is_closed_and_not_before() -> None:
-    async with serving(keep_alive_s=0.2) as running:
+    idle_s = 1.0 * SLOWNESS
+    async with serving(keep_alive_s=idle_s) as running:
         loop = asyncio.get_running_loop()
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
         for _ in range(3):
             writer.write(GET + b"\r\n")
             assert (await reader.readuntil(b"\r\n\r\n/")).startswith(b"HTTP/1.1 200")
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.4 * idle_s)
         began_s = loop.time()
         assert await reader.read() == b""
-        assert loop.time() - began_s > 0.05
+        assert loop.time() - began_s > 0.25 * idle_s
         writer.close()
     assert not running.refused
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +13,9 @@ import pytest
 from benchmarks import full_fleet
 from benchmarks.filling import tenants
 from benchmarks.filling.systems import NONE
-from benchmarks.filling.tenant_report import claims
-from benchmarks.filling.tenants import HEAVY, LOOKS_S, SHAPES, WEIGHTS, Contest, Shape, TenantFigures, calls_of
+from benchmarks.filling.tenant_report import claims, light_claims
+from benchmarks.filling.tenants import HEAVY, LOAD, LOOKS_S, SHAPES, WEIGHTS, Contest, Shape, TenantFigures, calls_of
+from plait.lab.simulation.claim import Claim
 from plait.policy.types import Objective
 
 CONTEST = Contest(shape="tools", load=1.0, seconds=400.0, seed=1)
@@ -74,6 +76,18 @@ def test_a_heavy_tenant_is_held_to_what_a_plain_one_does() -> None:
         "longest wait",
     ]
     assert failed(flood, figures(0, 1.2, 4.0, 40.0)) == ["light ttft p99"]
+
+
+def test_what_is_known_fails_no_full_run_and_a_lost_call_does() -> None:
+    plain = replace(CONTEST, load=LOAD)
+    results = {plain: figures(0, 1.0, 5.0, 20.0), replace(plain, flood="small"): figures(1, 1.6, 4.0, 40.0)}
+    lost, p99 = (f"light {what}, tools, heavy small, load 1.9" for what in ("calls lost", "ttft p99"))
+
+    def failing(made: Iterable[Claim]) -> list[str]:
+        return [claim.name.partition(" /")[0] for claim in made if claim.fails]
+
+    assert failing(claims(results)) == [lost]
+    assert failing(light_claims(results)) == [lost, p99]
 
 
 def test_quiet_conversations_are_held_to_a_third_of_the_busy_ones_wait() -> None:

@@ -15,7 +15,6 @@ from starlette.types import Receive, Scope, Send
 from plait.gateway.asgi import send_whole
 from plait.gateway.server import request_bounds
 from plait.gateway.server.connection import Connection
-from plait.gateway.server.request_bounds import LEAST_IDLE_S
 from plait.gateway.server.served_request import ServedRequest
 from tests.gateway.server.serving import CHUNKED, GET, HAPPENED, LIMITS, POST, ROOMY, serving
 from tests.waiting import SLOWNESS, WITHIN_S
@@ -118,8 +117,9 @@ async def test_a_connection_that_is_idle_is_closed_and_not_before() -> None:
     assert not running.refused
 
 
-async def test_idle_connections_make_room_for_new_ones_and_busy_ones_do_not() -> None:
+async def test_idle_connections_make_room_for_new_ones_and_busy_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     last = GET + b"Connection: close\r\n\r\n"
+    monkeypatch.setattr(request_bounds, "LEAST_IDLE_S", WITHIN_S)
     async with serving() as running:
 
         async def opened(request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -131,7 +131,7 @@ async def test_idle_connections_make_room_for_new_ones_and_busy_ones_do_not() ->
         kept = [await opened(GET + b"\r\n"), await opened(GET), await opened(b"")]
         await kept[0][0].readuntil(b"\r\n\r\n/")
         assert (await running.ask(last)).startswith(b"HTTP/1.1 503"), "a request may be on its way"
-        await asyncio.sleep(LEAST_IDLE_S)
+        monkeypatch.setattr(request_bounds, "LEAST_IDLE_S", 0.0)
         assert (await running.ask(last)).startswith(b"HTTP/1.1 200")
         assert await kept[0][0].read() == b"", "idle for longest"
         kept.append(await opened(GET.replace(b"/", b"/wait", 1) + b"\r\n"))

@@ -9,6 +9,7 @@ import asyncio
 import os
 import socket
 import sqlite3
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -177,7 +178,7 @@ def in_sqlite(tables: Tables, path: Path | None) -> Database:
         if path is not None:
             database.execute(f"PRAGMA page_size = {PAGE_BYTES}")
             database.execute("PRAGMA auto_vacuum = FULL")  # what is deleted frees the disk
-            database.execute("PRAGMA journal_mode = WAL")
+            _write_ahead(database)
             database.execute(f"PRAGMA wal_autocheckpoint = {WAL_BYTES // PAGE_BYTES}")
             database.execute(f"PRAGMA journal_size_limit = {WAL_BYTES}")
             database.execute("PRAGMA synchronous = NORMAL")
@@ -190,6 +191,20 @@ def in_sqlite(tables: Tables, path: Path | None) -> Database:
         return disk.free >= min(LEFT_BYTES, disk.total // 10)
 
     return Database(tables, connect, (sqlite3.Error, OSError), has_room=has_room)
+
+
+def _write_ahead(database: sqlite3.Connection) -> None:
+    """Give the file a WAL. SQLite waits for no other process that is at a new file at this moment, so this does."""
+    until_s = time.monotonic() + LIMIT_S
+    while True:
+        try:
+            database.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError:
+            if time.monotonic() > until_s:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 def in_postgresql(tables: Tables, url: str) -> Database:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -41,10 +42,15 @@ def posted(fleet: Fleet, path: str, body: dict[str, Any], **headers: str) -> htt
 
 def submit_all(fleet: Fleet, where: str) -> None:
     """Calls of which nobody has said what they are for. All of them are in the engine then, or wait before it."""
-    for number in range(CALLS):
+
+    def submit(number: int) -> None:
         prompt = f"Tell me of the number {number}.\n{{{{n{number}}}}}"
         body = {"session_id": "s", "model": "demo", "prompt": prompt, "max_tokens": OUTPUT_TOKENS, "ignore_eos": True}
         posted(fleet, "/v1/submit", body | {"placeholders": [{"name": f"n{number}", "in_out": True}]})
+
+    with ThreadPoolExecutor(CALLS) as pool:  # at once: none has ended before the last has come
+        list(pool.map(submit, range(CALLS - 1)))
+    submit(CALLS - 1)
     if where == "engine":
         eventually(lambda: fleet.engines["demo-1"].metric("plait_engine_calls_total") == CALLS)
     else:

@@ -194,13 +194,13 @@ def in_sqlite(tables: Tables, path: Path | None) -> Database:
 
 
 def _write_ahead(database: sqlite3.Connection) -> None:
-    """Give the file a WAL. SQLite waits for no other process that is at a new file at this moment, so this does."""
+    """Give the file a WAL. SQLite itself waits for no other connection that does so to a new file at this moment."""
     until_s = time.monotonic() + LIMIT_S
     while True:
         try:
             database.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError:
-            if time.monotonic() > until_s:
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > until_s:
                 raise
             time.sleep(0.01)
         else:

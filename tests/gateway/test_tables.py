@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from plait.gateway import tables
-from plait.gateway.tables import Database, Tables, TablesError, TablesThread, UncertainError
+from plait.gateway.tables import Database, Tables, TablesError, TablesThread, UncertainError, in_sqlite
 from tests.waiting import WITHIN_S
 
 
@@ -104,3 +107,23 @@ async def test_after_the_end_work_fails() -> None:
     await thread.close(database.close)
     with pytest.raises(TablesError):
         await thread.run(database.work)
+
+
+def test_a_new_file_waits_for_another_connection_that_makes_it(tmp_path: Path) -> None:
+    path = tmp_path / "new.db"
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("CREATE TABLE others (a BIGINT)")
+    other.execute("BEGIN IMMEDIATE")  # before such a transaction SQLite refuses a WAL at once, whatever its timeout
+
+    def let_go() -> None:
+        time.sleep(0.1)
+        other.execute("COMMIT")
+
+    ends = threading.Thread(target=let_go)
+    ends.start()
+    database = in_sqlite(Tables("t", 1, ("CREATE TABLE IF NOT EXISTS {}t (a BIGINT)",)), path)
+    with database.transaction() as run:
+        assert run("PRAGMA journal_mode") == [("wal",)]
+    ends.join()
+    database.close()
+    other.close()

@@ -23,7 +23,7 @@ from plait.gateway.guests.peers.signatures import PeerKey
 from plait.gateway.intake.open_bodies import ADMIN, MOST_ADMIN_BYTES
 from tests.call_routes import ROUTES
 from tests.gateway.guests.durability.shared_gateways import shared_memory
-from tests.gateway.server.serving import LIMITS, ROOMY, serving
+from tests.gateway.server.serving import IMPATIENT, LIMITS, serving
 from tests.waiting import WITHIN_S
 
 MOST, MOST_OPEN = 100_000, 300_000
@@ -201,7 +201,7 @@ async def test_another_encoding_is_refused_with_those_that_are_taken(gateway: Ga
 
 
 async def test_a_body_that_is_too_slow_ends_on_every_route(gateway: Gateway) -> None:
-    limits = replace(ROOMY, body_timeout_s=LIMITS.body_timeout_s)  # a busy client may be late with its head
+    limits = replace(LIMITS, body_timeout_s=IMPATIENT.body_timeout_s)  # a busy client may be late with its head
     async with serving(limits, application=gateway.app, connections=len(paths())) as running:
 
         async def answer(path: str) -> bytes:

@@ -21,10 +21,10 @@ from plait.gateway.server.open_requests import OpenRequests
 from plait.gateway.server.request_bounds import ConnectionBounds, RequestLimits
 from tests.waiting import WITHIN_S
 
-ROOMY = RequestLimits(max_headers=8, max_header_bytes=2_000, header_timeout_s=30.0, body_timeout_s=30.0)
+LIMITS = RequestLimits(max_headers=8, max_header_bytes=2_000, header_timeout_s=30.0, body_timeout_s=30.0)
 """A pause of a busy test is no slow client."""
 
-LIMITS = replace(ROOMY, header_timeout_s=0.2, body_timeout_s=0.2)
+IMPATIENT = replace(LIMITS, header_timeout_s=0.2, body_timeout_s=0.2)
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: a\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n"
@@ -93,7 +93,7 @@ class Running:
 
 @asynccontextmanager
 async def serving(
-    limits: RequestLimits = ROOMY,
+    limits: RequestLimits = LIMITS,
     grace_s: int = 1,
     keep_alive_s: float = 5.0,
     application: ASGIApp = app,

@@ -16,7 +16,7 @@ from plait.gateway.asgi import send_whole
 from plait.gateway.server import request_bounds
 from plait.gateway.server.connection import Connection
 from plait.gateway.server.served_request import ServedRequest
-from tests.gateway.server.serving import CHUNKED, GET, HAPPENED, LIMITS, POST, ROOMY, serving
+from tests.gateway.server.serving import CHUNKED, GET, HAPPENED, IMPATIENT, LIMITS, POST, serving
 from tests.waiting import SLOWNESS, WITHIN_S
 
 
@@ -82,21 +82,21 @@ async def test_what_is_not_http_is_refused(request_bytes: bytes) -> None:
     ],
 )  # fmt: skip
 async def test_a_request_over_a_limit_is_refused(pieces: list[bytes], status: int, code: str) -> None:
-    async with serving(LIMITS if status == 408 else ROOMY) as running:
+    async with serving(IMPATIENT if status == 408 else LIMITS) as running:
         given, error = error_of(await running.ask(*pieces, pause_s=0.02))
     assert (given, error["code"]) == (status, code)
     assert [refused.code for refused in running.refused] == [code]
 
 
 async def test_a_connection_that_sends_nothing_is_closed_without_a_word() -> None:
-    async with serving(LIMITS) as running:
+    async with serving(IMPATIENT) as running:
         assert await running.ask() == b""
     assert not running.refused
 
 
 async def test_empty_lines_on_an_idle_connection_are_not_answered() -> None:
     """A client that has had its answer would take another one for that of its next request."""
-    async with serving(LIMITS) as running:
+    async with serving(IMPATIENT) as running:
         answer = await running.ask(GET + b"\r\n", b"\r\n", pause_s=0.1)
     assert (answer.count(b"HTTP/1.1 "), running.refused) == (1, [])
 

@@ -29,12 +29,12 @@ COLUMNS: Final[Mapping[str, tuple[str, Callable[[float], str]]]] = {
 """Means over the seeds."""
 
 
-def claims(results: Results) -> Iterator[Claim]:
+def claims(results: Results, *, excuses: bool = True) -> Iterator[Claim]:
     """What is wanted of admission: the mean share over the seeds at the worst load, and nearly all calls a second.
 
     Each share is given with those that are kept at the same load by the engines' priorities alone, without a line, and
     by engines that serve calls in the order of arrival. The line may take from the better of these what may be
-    missing of the promise itself. Where neither keeps what is wanted, that it is not kept is no fault of the line.
+    missing of the promise itself. With `excuses`, a share that neither of these keeps fails no run.
     """
     found = {point: kept for point, kept in results.items() if point.system == ADMISSION}
     for promise, callers in dict.fromkeys((point.promise, point.callers) for point in found):
@@ -47,7 +47,7 @@ def claims(results: Results) -> Iterator[Claim]:
         simple = {system: _mean(results, replace(worst, system=system), "kept") for system in _beside(results, worst)}
         beside = "".join(f"; {system}: {share:.3f}" for system, share in simple.items())
         name = f"{promise} kept, callers {callers}, at its worst (load {worst.load:g}{beside})"
-        yield Claim(name, kept[worst], least=least, excused=_kept_by_none(simple, least))
+        yield Claim(name, kept[worst], least=least, excused=_missing_without_line(simple, least) if excuses else "")
         if simple:
             name = f"{promise} kept, callers {callers}, over the better of {', '.join(simple)} there"
             yield _at_least(name, kept[worst] / max(simple.values()), least)
@@ -59,8 +59,8 @@ def claims(results: Results) -> Iterator[Claim]:
                 yield _at_least(name, value, LEAST_COMPLETED)
 
 
-def _kept_by_none(simple: Mapping[str, float], least: float) -> str:
-    """That the systems without a line keep less than is wanted, too."""
+def _missing_without_line(simple: Mapping[str, float], least: float) -> str:
+    """What the better system without a line keeps, if it is less than `least`."""
     most = max(simple.values(), default=least)
     return f"Measured: without a line {most:.3f} are kept, so that what is missing is not the line's." * (most < least)
 

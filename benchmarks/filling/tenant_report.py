@@ -26,7 +26,7 @@ LEAST_KEPT: Final = 0.98
 MOST_QUIET_P90: Final = 1 / 3
 """Of the p90 of quiet conversations over that of the busy one."""
 
-_LATE: Final = (
+_SLOWER: Final = (
     "Measured with two of the seeds: 22.1 and 20.9 calls/s instead of 23.0 and 22.4 with as much of the prompts cached,"
     " and the longest wait is 68 and 73 s instead of 56 and 53."
 )
@@ -40,10 +40,10 @@ KNOWN: Final[Mapping[str, str]] = {
         "Measured: in an engine calls with a TTFT, late ones too, go before those without, whatever their tenants. The"
         " light tenants' p99 there is 2.2 to 2.5 s instead of 1.3 to 1.4, and before it they wait for .1 to .2 s."
     ),
-    "calls/s, tools, heavy TTFT 0.5 s, load 1.9": _LATE,
-    "longest wait, tools, heavy TTFT 0.5 s, load 1.9": _LATE,
+    "calls/s, tools, heavy TTFT 0.5 s, load 1.9": _SLOWER,
+    "longest wait, tools, heavy TTFT 0.5 s, load 1.9": _SLOWER,
 }
-"""What is out of bounds in full, and does not fail a run for that. The bounds stay."""
+"""Claims that are out of bounds in full runs and fail none, each with what was measured. The bounds stay."""
 
 COLUMNS: Final[Mapping[str, tuple[str, Callable[[float], str]]]] = {
     "light_lost": ("light lost", "{:.1f}".format),

@@ -48,7 +48,8 @@ def page(stored: Stored) -> Iterator[str]:
     claimed = sum(len(report["claims"]) for report in stored.reports.values())
     yield from (
         f"{len(failing)} of {claimed} [claims](measurements/claims.md) of the reports fall short. Which rows fail",
-        "without a mechanism is [listed](measurements/mechanisms.md), too.",
+        "without a mechanism is [listed](measurements/mechanisms.md), and so is what falls short in",
+        "[full rows of the mission](measurements/README.md), whose reports are not stored.",
         "",
     )
     yield from table(("report", "claim", "value", "wanted", "off by", "since", "tried"), failing)

@@ -97,6 +97,7 @@ def test_the_line_is_not_blamed_for_what_is_not_kept_without_one_either() -> Non
         worst, over_the_better = claims(results)
         assert (worst.holds, worst.fails) == (False, is_blamed)
         assert over_the_better.fails is is_blamed
+        assert next(claims(results, excuses=False)).fails
 
 
 def test_a_run_reports_every_system(
